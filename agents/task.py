@@ -88,7 +88,7 @@ def load_tasks(path: Path) -> list[Task]:
         raise UserError(f"{path}: cannot be read as UTF-8 text ({error}).") from None
     tasks: list[Task] = []
     seen: dict[str, int] = {}
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         where = f"{path}, line {number}"

@@ -54,7 +54,7 @@ def write_jsonl(path: Path, rows: Iterable[Any]) -> None:
 def read_jsonl(path: Path) -> list[Any]:
     """Rows of a JSONL file. Raises `UserError` naming the first bad line."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # not splitlines: U+0085 and U+2028 may stand inside a JSON string
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as UTF-8 JSONL ({error}).") from None
     rows: list[Any] = []

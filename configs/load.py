@@ -174,3 +174,15 @@ def _plain(message: str, kind: str) -> str:
     if kind == "missing":
         return "this key is missing"
     return message.removeprefix("Value error, ").rstrip(".")
+
+
+def require_keys(profile: Profile, *, teacher: bool, sandboxes: bool, environ: Mapping[str, str] | None = None) -> None:
+    """Raises `UserError` naming each key of the environment that this profile needs and lacks. Values are never read further."""
+    environ = os.environ if environ is None else environ
+    missing = []
+    if teacher and profile.teacher.llm not in ("scripted", "mock") and not environ.get("LLM_API_KEY"):
+        missing.append(f"LLM_API_KEY (teacher {profile.teacher.llm})")
+    if sandboxes and profile.sandboxes.backend == "e2b" and not environ.get("E2B_API_KEY"):
+        missing.append("E2B_API_KEY (sandboxes in E2B's cloud)")
+    if missing:
+        raise UserError(f"profile {profile.name} needs {' and '.join(missing)}: export {'it' if len(missing) == 1 else 'them'} and run again.")
