@@ -99,7 +99,9 @@ def load_tasks(path: Path) -> list[Task]:
             key = ".".join(str(part) for part in first["loc"]) or "the line"
             raise UserError(f"{where}: {key}: {first['msg']}. Fix or delete the line; nothing has been run.") from None
         if task.id in seen:
-            raise UserError(f"{where}: the id {task.id!r} is already used in line {seen[task.id]}; give each task its own.")
+            raise UserError(
+                f"{where}: the id {task.id!r} is already used in line {seen[task.id]}; give each task its own."
+            )
         seen[task.id] = number
         tasks.append(task)
     if not tasks:
