@@ -1,0 +1,327 @@
+"""PID 1 of a local sandbox: runs commands, watches the box's limits, does the file calls. Standard library only, Python 3.8 or newer.
+
+It is copied into the box and talks over one inherited socket in frames (`frames.py`). One thread and one selector: nothing a command does can block
+it. It dies when the socket closes, at the end of the lifetime, or with bubblewrap; the kernel then kills every other process of the box.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from sandboxes import boxfs, frames
+
+TICK_S = 0.05
+"""Between two looks at the box's memory, processes and files while any process runs."""
+
+LINGER_S = 0.2
+"""How long output is still collected after the shell has exited while a background child holds the pipe."""
+
+KILL_WAIT_S = 5.0
+"""How long killed processes may take to vanish before the supervisor says so."""
+
+FLOOD_BYTES = 64 * 1024 * 1024
+"""Output of one command after which it is killed: nobody reads it, and draining it costs a core."""
+
+MAX_INODES = 100_000
+"""Most files in the writable trees together; an empty file costs kernel memory that no size limit sees."""
+
+SCRIPT_BYTES = 128 * 1024 - 1
+"""Longest command: the kernel's limit for one argument."""
+
+
+class Stream:
+    """One pipe of a command: what is kept of it and how much came."""
+
+    def __init__(self, handle: int, limit: int) -> None:
+        self.handle, self.limit, self.kept, self.seen, self.open = handle, limit, bytearray(), 0, True
+
+    def take(self) -> None:
+        try:
+            data = os.read(self.handle, 65536)
+        except BlockingIOError:
+            return
+        self.open = bool(data)
+        self.seen += len(data)
+        self.kept += data[: max(0, self.limit - len(self.kept))]
+
+
+class Command:
+    """One running command; it stays known after its reply while a background child still writes into its pipes."""
+
+    def __init__(self, ident: int, pid: int, streams: list[Stream], timeout: float) -> None:
+        self.ident, self.pid, self.streams, self.started = ident, pid, streams, time.monotonic()
+        self.deadline = self.started + timeout
+        self.status: int | None = None
+        self.ended: float | None = None
+        self.timed_out = self.replied = False
+        self.note = ""
+
+
+class Supervisor:
+    def __init__(self, link: socket.socket, options: dict[str, Any]) -> None:
+        self.link, self.options = link, options
+        self.ends = time.monotonic() + options["lifetime_s"]
+        self.inbox, self.outbox = frames.Inbox(), bytearray()
+        self.commands: dict[int, Command] = {}
+        self.selector = selectors.DefaultSelector()
+        self.alive, self.looked, self.crowded, self.inodes = False, 0.0, 0, 0
+        self.quieting: int | None = None
+        self.quiet_deadline = 0.0
+        wake_read, wake_write = os.pipe()
+        for handle in (wake_read, wake_write):
+            os.set_blocking(handle, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        self.selector.register(wake_read, selectors.EVENT_READ, lambda: os.read(wake_read, 4096))
+        link.setblocking(False)
+        self.selector.register(link, selectors.EVENT_READ, self.talk)
+        self.operations: dict[str, Callable[[int, dict[str, Any], bytes], None]] = {
+            "run": self.run,
+            "quiesce": self.quiesce,
+            "read": lambda i, h, _: self.reply(i, {}, boxfs.read(self.resolve(h["path"]), h["max_bytes"])),
+            "write": self.write,
+            "export": lambda i, h, _: self.reply(i, {}, boxfs.pack(options["workspace"], h["max_bytes"])),
+            "import": self.unpack,
+        }
+
+    def write(self, ident: int, header: dict[str, Any], payload: bytes) -> None:
+        boxfs.write(self.resolve(header["path"]), payload)
+        self.reply(ident, {})
+
+    def unpack(self, ident: int, header: dict[str, Any], payload: bytes) -> None:
+        boxfs.unpack(self.options["workspace"], payload, header["max_bytes"])
+        self.reply(ident, {})
+
+    def resolve(self, path: str) -> str:
+        return os.path.join(self.options["workspace"], path)
+
+    # --- the link -------------------------------------------------------------------------------------------------------------------------------
+
+    def reply(self, ident: int, header: dict[str, Any], payload: bytes | None = None) -> None:
+        self.outbox += frames.pack({"id": ident, **header}, payload or b"")
+        self.flush()
+
+    def flush(self) -> None:
+        try:
+            while self.outbox:
+                with memoryview(self.outbox) as view:
+                    sent = self.link.send(view[: 1 << 20])
+                del self.outbox[:sent]
+        except BlockingIOError:
+            pass
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.outbox else 0)
+        self.selector.modify(self.link, wanted, self.talk)
+
+    def talk(self) -> None:
+        if self.outbox:
+            self.flush()
+        try:
+            data = self.link.recv(1 << 20)
+        except BlockingIOError:
+            return
+        if not data:
+            os._exit(0)  # the host is gone
+        for header, payload in self.inbox.feed(data):
+            ident = header["id"]
+            try:
+                self.operations[header["op"]](ident, header, payload)
+            except boxfs.Refused as error:
+                self.reply(ident, {"refused": str(error), "missing": error.missing})
+
+    # --- commands -------------------------------------------------------------------------------------------------------------------------------
+
+    def run(self, ident: int, header: dict[str, Any], _: bytes) -> None:
+        script = header["command"].encode("utf-8", "surrogateescape")
+        if len(script) > SCRIPT_BYTES or b"\0" in script:
+            why = (
+                "holds a NUL byte"
+                if b"\0" in script
+                else f"is longer than {SCRIPT_BYTES} bytes; write it to a file and run that"
+            )
+            self.reply(
+                ident,
+                {"exit_code": 126, "seconds": 0.0, "timed_out": False, "dropped": 0, "split": 0},
+                f"the command {why}\n".encode(),
+            )
+            return
+        if self.alive and self.census()[1] >= self.options["processes"]:
+            self.kill_all("")  # an earlier command filled the process table; nothing could start beside it
+        pipes = [os.pipe(), os.pipe()]
+        pid = os.fork()
+        if pid == 0:
+            self.become(script, [write for _, write in pipes], header)
+        streams: list[Stream] = []
+        command = Command(ident, pid, streams, header["timeout_s"])
+        for read, write in pipes:
+            os.close(write)
+            os.set_blocking(read, False)
+            stream = Stream(read, header["max_output"])
+            streams.append(stream)
+            self.selector.register(read, selectors.EVENT_READ, lambda s=stream: self.take(command, s))
+        self.commands[pid] = command
+        self.alive = True
+
+    def become(self, script: bytes, outputs: list[int], header: dict[str, Any]) -> NoReturn:
+        """In the forked child: turn into the shell."""
+        try:
+            os.setsid()
+            os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+            os.dup2(outputs[0], 1)
+            os.dup2(outputs[1], 2)
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+                signal.signal(number, signal.SIG_DFL)
+            os.chdir(os.path.join(self.options["workspace"], header["cwd"]))
+            env = {**self.options["env"], **header["env"]}
+            for name, value in self.options["limits"].items():
+                resource.setrlimit(getattr(resource, "RLIMIT_" + name), (value, value))
+            os.execve(b"/bin/bash", [b"bash", b"-c", script], {os.fsencode(k): os.fsencode(v) for k, v in env.items()})
+        except BaseException as error:
+            os.write(2, f"the command could not start: {error}\n".encode("utf-8", "replace"))
+        os._exit(126)
+
+    def take(self, command: Command, stream: Stream) -> None:
+        stream.take()
+        if not stream.open:
+            self.selector.unregister(stream.handle)
+            os.close(stream.handle)
+        if sum(s.seen for s in command.streams) > FLOOD_BYTES and not command.note:
+            command.note = f"more than {FLOOD_BYTES >> 20} MB of output: the command was killed"
+            self.kill_session(command.pid)
+
+    def finish(self, command: Command) -> None:
+        command.replied = True
+        code = command.status if command.status is not None else -signal.SIGKILL
+        kept = [bytes(stream.kept) for stream in command.streams]
+        if command.note:
+            kept[1] += f"\n[sandbox] {command.note}\n".encode()
+        header = {
+            "exit_code": 124 if command.timed_out else 128 - code if code < 0 else code,
+            "timed_out": command.timed_out,
+            "seconds": time.monotonic() - command.started,
+            "dropped": sum(s.seen - len(s.kept) for s in command.streams),
+            "split": len(kept[0]),
+        }
+        self.reply(command.ident, header, kept[0] + kept[1])
+        for stream in command.streams:
+            stream.limit = 0
+
+    # --- processes ------------------------------------------------------------------------------------------------------------------------------
+
+    def reap(self) -> None:
+        while self.alive:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                self.alive = False
+                return
+            if not pid:
+                return
+            if pid in self.commands:
+                command = self.commands[pid]
+                command.status = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
+                command.ended = time.monotonic()
+
+    def census(self, session: int = 0) -> tuple[int, int, list[int]]:
+        """Memory in bytes, threads, and the processes of one session, over everything in the box but the supervisor."""
+        memory, threads, of_session = 0, 0, []
+        for name in os.listdir("/proc"):
+            if not name.isdigit() or name == "1":
+                continue
+            try:
+                with open(f"/proc/{name}/status", "rb") as file:
+                    lines = dict(line.split(b":", 1) for line in file.read().splitlines() if b":" in line)
+            except OSError:
+                continue  # it ended meanwhile
+            memory += sum(int(lines[key].split()[0]) for key in (b"RssAnon", b"RssShmem") if key in lines) * 1024
+            threads += int(lines.get(b"Threads", b"1"))
+            if session and int(lines.get(b"NSsid", b"0").split()[-1]) == session:
+                of_session.append(int(name))
+        return memory, threads, of_session
+
+    def kill_session(self, leader: int) -> None:
+        for pid in [leader, *self.census(leader)[2]]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def kill_all(self, note: str) -> None:
+        for command in self.commands.values():
+            command.note = command.note or note
+        with suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
+
+    def quiesce(self, ident: int, _: dict[str, Any], __: bytes) -> None:
+        self.kill_all("")
+        self.quieting, self.quiet_deadline = ident, time.monotonic() + KILL_WAIT_S
+
+    # --- the clock ------------------------------------------------------------------------------------------------------------------------------
+
+    def look(self, now: float) -> None:
+        """Enforce what no rlimit can: the memory, the threads and the number of files of the whole box."""
+        if not self.alive or now - self.looked < TICK_S:
+            return
+        self.looked = now
+        memory, threads, _ = self.census()
+        self.crowded = self.crowded + 1 if threads >= self.options["processes"] else 0
+        used = sum(v.f_files - v.f_ffree for v in map(os.statvfs, self.options["writable"]))
+        grew, self.inodes = used > self.inodes, used
+        if memory > self.options["memory_bytes"]:
+            self.kill_all(f"memory limit of {self.options['memory_bytes'] >> 20} MB reached: every process was killed")
+        elif self.crowded >= 3:
+            self.kill_all(f"limit of {self.options['processes']} processes reached: every process was killed")
+        elif used > MAX_INODES and grew:  # `grew` lets a command that removes files run
+            self.kill_all(f"limit of {MAX_INODES} files reached: every process was killed")
+
+    def step(self) -> None:
+        now = time.monotonic()
+        if now >= self.ends:
+            self.reply(0, {"gone": f"it reached its lifetime of {self.options['lifetime_s']:g} s"})
+            os._exit(0)
+        self.reap()
+        self.look(now)
+        for pid, command in list(self.commands.items()):
+            drained = not any(stream.open for stream in command.streams)
+            if not command.replied:
+                if command.status is None and now >= command.deadline and not command.timed_out:
+                    command.timed_out = True
+                    self.kill_session(pid)
+                over = command.ended is not None and (drained or now >= command.ended + LINGER_S)
+                if over or now >= command.deadline + KILL_WAIT_S:
+                    self.finish(command)
+            if command.replied and drained and command.status is not None:
+                del self.commands[pid]
+        if self.quieting is not None and (not self.alive or now >= self.quiet_deadline):
+            self.reply(self.quieting, {"left": self.census()[1]} if self.alive else {})
+            self.quieting = None
+
+    def serve(self) -> NoReturn:
+        self.reply(0, {"ready": True})
+        while True:
+            wait = min(TICK_S, max(0.0, self.ends - time.monotonic())) if self.alive else self.ends - time.monotonic()
+            for key, _ in self.selector.select(max(0.0, wait)):
+                key.data()
+            self.step()
+
+
+def main() -> NoReturn:
+    """Entry in the box: `argv[1]` is the socket's descriptor, `argv[2]` the options as JSON."""
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # when the machine itself runs out, the box goes first
+    ctypes.CDLL(None).prctl(
+        4, 0, 0, 0, 0
+    )  # PR_SET_DUMPABLE: code of the same uid may neither trace PID 1 nor read its /proc
+    signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # the kernel shields PID 1 from signals it has no handler for, so have none
+    sys.setswitchinterval(1)
+    Supervisor(socket.socket(fileno=int(sys.argv[1])), frames.loads(sys.argv[2])).serve()
