@@ -344,14 +344,13 @@ def create_demo(
 ) -> None:
     """Refresh the demo bundle from the newest results; written only when its content changes."""
     from agentexecutor.console import emit, running
-    from configs.load import ROOT
     from configs.run import Layout
     from training.checkpoints import newest_output
     from training.demo import demo
 
     chosen = _profile(profile, {"paths.data": data_dir, "paths.output": output_dir})
     layout = Layout(chosen)
-    folder = (out or ROOT / "datasets" / "demo").absolute()
+    folder = (out or chosen.paths.demo).absolute()
     if dry_run:
         return emit({"out": str(folder)}, as_json, f"would refresh {folder}")
     inference, report = newest_output(layout.infer, "inference"), newest_output(layout.evaluate, "report")

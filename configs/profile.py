@@ -229,6 +229,9 @@ class Paths(Section):
     output: Path = Path("output")
     """Runtime artifacts; always safe to delete."""
 
+    demo: Path = Path("datasets/demo")
+    """The demo bundle, refreshed at the end of `all`."""
+
     train_python: Path = Path(".venv-train/bin/python")
     """Interpreter of the train environment."""
 
