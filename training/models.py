@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from configs.errors import UserError, WorkFailed
 from configs.files import digest_file, exclusive, write_json
+from configs.load import ROOT, load_profile
 
 MANIFEST: Final = "model.json"
 """Written last into a model's folder: `{"id", "source", "files": {name: {"size", "sha256", "mtime_ns"}}}`."""
@@ -39,22 +40,50 @@ def provision(source: str, model_id: str, target: Path) -> Path:
     """
     if source not in SOURCES:
         raise UserError(f"model source {source!r} is unknown; it is one of {', '.join(sorted(SOURCES))}.")
+    if source == "path":
+        from_path(model_id, target)
+        return target
     if complete(target):
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     with exclusive(target.parent / f".{target.name}.lock", f"The model folder {target}"):
         if not complete(target):
-            check_room(target.parent, ROOM_BYTES.get(source, 0), model_id)
+            check_room(target.parent, ROOM_BYTES[source], model_id)
             SOURCES[source](model_id, target)
-            if source != "path":
-                write_manifest(target, model_id, source)
-                check_model(target)
+            write_manifest(target, model_id, source)
     return target
 
 
+def provision_for(profile_name: str | None, model: str | None = None) -> str:
+    """Provision the profile's model, or `model` (a local folder or a ModelScope id), and say in one line where it is.
+
+    `model` goes to models/<its last part>; with an explicit profile it goes to that profile's own folder instead.
+    """
+    if model is None or profile_name is not None:
+        profile = load_profile(profile_name)
+        target = profile.paths.models / profile.model.folder
+        source, model_id = profile.model.source, profile.model.id
+    if model is not None:
+        source, model_id = ("path" if is_local(model) else "modelscope"), model
+        if profile_name is None:
+            target = ROOT / "models" / (Path(model).resolve().name if source == "path" else model.rsplit("/", 1)[-1])
+    provision(source, model_id, target)
+    size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
+    return f"{model_id}: whole in {target} ({size / 1e6:,.0f} MB)."
+
+
+def is_local(model: str) -> bool:
+    """Whether `model` means a folder here. What looks like a path and is none is an error rather than a hub id."""
+    if Path(model).expanduser().is_dir():
+        return True
+    if model.count("/") != 1 or model.startswith((".", "/", "~")):
+        raise UserError(f"{model}: neither a folder here nor a hub id of the form organisation/name.")
+    return False
+
+
 def complete(path: Path) -> bool:
-    """Whether `path` needs nothing more: it has a manifest, or is a link to a user's own folder. Damage raises, by `check_model`."""
-    if not path.is_symlink() and not (path / MANIFEST).is_file():
+    """Whether `path` needs nothing more: it has a manifest, written last. Damage since then raises, by `check_model`."""
+    if not (path / MANIFEST).is_file():
         return False
     check_model(path)
     return True
@@ -157,6 +186,7 @@ def from_path(model_id: str, target: Path) -> None:
     if origin != target.resolve():
         if target.exists() and not target.is_symlink():
             raise UserError(f"{target}: exists already and is not a link to {origin}; move it away first.")
+        target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
         target.symlink_to(origin)
 
