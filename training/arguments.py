@@ -27,6 +27,9 @@ REWARD: Final = "agent_verifier"
 BASE_NAME: Final = "base"
 """Name of the policy without an adapter, wherever policies are named."""
 
+THINKING: Final = {"none": None, "off": False, "low": True}
+"""The effort itself travels in the rows (training/rows.py): ms-swift has no flag for it."""
+
 VLLM_RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
 """LoRA ranks that vLLM has room for; an adapter takes the next larger one."""
 
@@ -62,7 +65,7 @@ MODEL: Final[list[Flag]] = [
     Flag("model_type", lambda j: j.profile.model.model_type, "not guessed from a folder's name"),
     Flag("template", lambda j: j.profile.model.template, "one chat template for rows, rollouts and serving (ms-swift #9160)"),
     Flag("agent_template", lambda j: j.profile.model.agent_template, "how tool calls are written; agents/parsing.py reads the same"),
-    Flag("enable_thinking", lambda j: {"none": None, "off": False, "low": True}[j.profile.model.thinking], "a thinking model's default effort fills 2,048 tokens"),
+    Flag("enable_thinking", lambda j: THINKING[j.profile.model.thinking], "a thinking model's default effort fills 2,048 tokens"),
     Flag("torch_dtype", lambda j: "float32" if j.profile.on_cpu else "bfloat16", "CPU kernels are float32"),
     Flag("attn_impl", lambda j: "sdpa", "in torch itself: no flash-attn build"),
 ]
@@ -137,7 +140,7 @@ GRPO: Final[list[Flag]] = [
     Flag("vllm_server_port", lambda j: j.profile.rollout.server_port if j.profile.rollout.engine == "server" else None, ""),
     Flag("vllm_enable_lora", lambda j: _colocate(j, True), "syncs the adapter alone instead of merged weights"),
     Flag("vllm_tensor_parallel_size", lambda j: _colocate(j, j.profile.rollout.tensor_parallel), ""),
-    Flag("vllm_gpu_memory_utilization", lambda j: None if j.profile.on_cpu else _colocate(j, j.profile.rollout.gpu_memory_utilization), "CPU: VLLM_CPU_KVCACHE_SPACE"),
+    Flag("vllm_gpu_memory_utilization", lambda j: _colocate(j, _share(j)), "beside the trainer; on CPU VLLM_CPU_KVCACHE_SPACE says it"),
     Flag("vllm_max_model_len", lambda j: _colocate(j, j.profile.rollout.max_model_len), ""),
     Flag("vllm_max_num_seqs", lambda j: _colocate(j, j.profile.rollout.max_num_seqs), ""),
     Flag("vllm_enforce_eager", lambda j: _colocate(j, True) if j.profile.on_cpu else None, "nothing to compile or capture on CPU"),
@@ -223,6 +226,10 @@ def _text(value: Any) -> list[str]:
 
 def _world(job: Job) -> int:
     return job.profile.hardware.nproc * job.profile.hardware.nnodes
+
+
+def _share(job: Job) -> float | None:
+    return None if job.profile.on_cpu else job.profile.rollout.gpu_memory_utilization
 
 
 def _colocate(job: Job, value: Any) -> Any:

@@ -36,7 +36,8 @@ class Command:
 
 
 TORCHRUN: Final = frozenset(
-    "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK ROLE_RANK MASTER_ADDR MASTER_PORT NPROC_PER_NODE NNODES NODE_RANK".split()
+    {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK"}
+    | {"MASTER_ADDR", "MASTER_PORT", "NPROC_PER_NODE", "NNODES", "NODE_RANK"}
 )
 """Left over in a shell, any of these makes a single process believe that it is one of several, or moves the port of another run."""
 

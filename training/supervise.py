@@ -15,7 +15,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final
@@ -27,6 +27,8 @@ from training.launch import Command
 KEEPER: Final = Path(__file__).with_name("keeper.py")
 GRACE_S: Final = 15.0
 """Seconds from TERM to KILL: well under the 30 s after which a Prefect worker kills us."""
+KILL_S: Final = 5.0
+"""Seconds that the kernel gets to end a killed process; one stuck in a device call is left behind after them."""
 POLL_S: Final = 0.2
 TAIL_LINES: Final = 200
 MAX_LINE: Final = 4000
@@ -86,23 +88,25 @@ class Child:
         if self.process.poll() is None:
             self._watch()
             self.process.send_signal(signal.SIGTERM)
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 self.process.wait(grace_s + 5.0)
-            except subprocess.TimeoutExpired:
-                pass
         self._sweep()
-        self.process.wait()
+        self.process.poll()
         self._read(final=True)
 
     def _sweep(self) -> None:
-        """KILL what is left. Needed only where the keeper itself was killed or is stuck."""
-        alive = [pid for pid, since in self.seen.items() if _start_time(pid) == since]
-        tree = {pid for root in (self.process.pid, *alive) for pid in descendants(root)} if alive or self.process.poll() is None else set()
-        for pid in [self.process.pid] * (self.process.poll() is None) + [*alive, *tree]:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+        """KILL what is left and wait for it. Finds something only where the keeper itself was killed or is stuck."""
+        end = time.monotonic() + KILL_S
+        while time.monotonic() < end:
+            alive = [pid for pid, since in self.seen.items() if _start_time(pid) == since]
+            if self.process.poll() is None:
+                alive.append(self.process.pid)
+            if not alive:
+                return
+            for pid in {*alive, *(below for root in alive for below in descendants(root))}:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
 
     def _watch(self) -> None:
         rss = 0
