@@ -18,17 +18,18 @@ CURVES: Final = (
 """Key of metrics.jsonl, what it is called, and its unit. `loss` is drawn for SFT alone: GRPO's says nothing about progress."""
 
 STYLE: Final = """body{font:15px/1.5 system-ui,sans-serif;color:#1f2430;max-width:1000px;margin:2rem auto;padding:0 1rem}
-table{border-collapse:collapse;margin:.5rem 0 1.5rem;font-variant-numeric:tabular-nums}th,td{border-bottom:1px solid #d5d9e0;padding:.3rem .7rem;text-align:left}
+table{border-collapse:collapse;margin:.5rem 0 1.5rem;font-variant-numeric:tabular-nums}
+th,td{border-bottom:1px solid #d5d9e0;padding:.3rem .7rem;text-align:left}
 h1{font-size:1.5rem}h2{font-size:1.1rem;margin-top:2rem}.plots{display:flex;flex-wrap:wrap;gap:1rem}.note{color:#555d6d}.wide{overflow-x:auto}"""
 
 
 def html(report: Mapping[str, Any], metrics: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
     """`metrics`: adapter name → the rows of its metrics.jsonl, where there is one."""
     plots = [rates("Pass rate on held-out tasks", [Bar(p["name"], p["rate"], p["low"], p["high"]) for p in report["policies"]])]
-    for name, rows in metrics.items():
-        trained_by_reward = any("reward" in row for row in rows)
+    for name, steps in metrics.items():
+        trained_by_reward = any("reward" in row for row in steps)
         for key, title, unit in CURVES:
-            points = [(row["step"], row[key]) for row in rows if key in row]
+            points = [(row["step"], row[key]) for row in steps if key in row]
             if points and not (key == "loss" and trained_by_reward):
                 plots.append(line(f"{name}: {title}", points, y=unit if unit != title else ""))
     body = [f"<h1>Evaluation of {escape(report['model'])}</h1>", f"<p>{escape(report['headline'])}</p>"]

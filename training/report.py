@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from training.results import PHASES, Row
-from training.statistics import Count, pass_at_k, pass_rate, paired
+from training.statistics import Count, paired, pass_at_k, pass_rate
 
 REPORT_VERSION: Final = 1
 
@@ -84,7 +84,7 @@ def tables(report: Mapping[str, Any]) -> list[Table]:
         (
             "Paired differences",
             ["difference", "tasks", "points", "95% interval", "better / worse", "exact p"],
-            [[f"{d['policy']} − {d['against']}", str(d["tasks"]), points(d["difference"]), _points_interval(d), f"{d['better']} / {d['worse']}", f"{d['p_value']:.2g}"] for d in report["differences"]],
+            [_difference(d) for d in report["differences"]],
         ),
         (
             "By family",
@@ -144,8 +144,10 @@ def points(difference: float | None) -> str:
     return "undefined" if difference is None else f"{100 * difference:+.1f}"
 
 
-def _points_interval(d: Mapping[str, Any]) -> str:
-    return "undefined" if d["low"] is None else f"{100 * d['low']:+.1f} to {100 * d['high']:+.1f}"
+def _difference(d: Mapping[str, Any]) -> list[str]:
+    between = "undefined" if d["low"] is None else f"{100 * d['low']:+.1f} to {100 * d['high']:+.1f}"
+    who = f"{d['policy']} − {d['against']}"
+    return [who, str(d["tasks"]), points(d["difference"]), between, f"{d['better']} / {d['worse']}", f"{d['p_value']:.2g}"]
 
 
 def _family(f: Mapping[str, Any] | None) -> str:

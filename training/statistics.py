@@ -78,12 +78,8 @@ def wilson(rate: float, n: float, z: float = Z95) -> tuple[float, float]:
 
 def pass_rate(tasks: Sequence[Count]) -> Rate:
     """Passes over scored attempts, with Wilson's interval on the effective number of trials."""
-    scored = [t for t in tasks if t.attempts]
-    passes, attempts = sum(t.passes for t in scored), sum(t.attempts for t in scored)
-    if not attempts:
-        return Rate(0, 0, None, None, None)
-    rate = passes / attempts
-    return Rate(passes, attempts, rate, *wilson(rate, effective_trials(scored)))
+    passes, attempts = sum(t.passes for t in tasks), sum(t.attempts for t in tasks)
+    return Rate(passes, attempts, *_bounds(tasks)) if attempts else Rate(0, 0, None, None, None)
 
 
 def effective_trials(tasks: Sequence[Count]) -> float:
@@ -114,13 +110,10 @@ def paired(a: Mapping[str, Count], b: Mapping[str, Count]) -> Paired:
     if not common:
         return Paired(0, None, None, None, 0, 0, 1.0)
     ours, theirs = [a[t] for t in common], [b[t] for t in common]
-    one, two = pass_rate(ours), pass_rate(theirs)
-    assert one.rate is not None and one.low is not None and one.high is not None
-    assert two.rate is not None and two.low is not None and two.high is not None
-    r = correlation(_residuals(ours, one.rate), _residuals(theirs, two.rate))
-    difference = one.rate - two.rate
-    down = _join(one.rate - one.low, two.high - two.rate, r)
-    up = _join(one.high - one.rate, two.rate - two.low, r)
+    (p1, low1, high1), (p2, low2, high2) = _bounds(ours), _bounds(theirs)
+    r = correlation(_residuals(ours, p1), _residuals(theirs, p2))
+    difference = p1 - p2
+    down, up = _join(p1 - low1, high2 - p2, r), _join(high1 - p1, p2 - low2, r)
     signs = [x.passes * y.attempts - y.passes * x.attempts for x, y in zip(ours, theirs, strict=True)]
     better, worse = sum(s > 0 for s in signs), sum(s < 0 for s in signs)
     low, high = max(-1.0, difference - down), min(1.0, difference + up)
@@ -146,6 +139,12 @@ def correlation(xs: Sequence[float], ys: Sequence[float]) -> float:
     """Pearson's correlation of values that sum to zero each; 0 where one of them does not vary."""
     scale = math.sqrt(sum(x * x for x in xs) * sum(y * y for y in ys))
     return max(-1.0, min(1.0, sum(x * y for x, y in zip(xs, ys, strict=True)) / scale)) if scale else 0.0
+
+
+def _bounds(tasks: Sequence[Count]) -> tuple[float, float, float]:
+    """Pass rate, low and high of tasks with at least one scored attempt among them."""
+    rate = sum(t.passes for t in tasks) / sum(t.attempts for t in tasks)
+    return rate, *wilson(rate, effective_trials(tasks))
 
 
 def _residuals(tasks: Sequence[Count], rate: float) -> list[float]:
