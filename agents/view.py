@@ -31,7 +31,9 @@ def open_trajectory(path: Path, index: int = 0) -> Trajectory:
         return Trajectory.model_validate(_pick(rows, path, index))
     except ValidationError as error:
         first = error.errors()[0]
-        raise UserError(f"{path}: is not a trajectory record ({'.'.join(map(str, first['loc']))}: {first['msg']}).") from None
+        raise UserError(
+            f"{path}: is not a trajectory record ({'.'.join(map(str, first['loc']))}: {first['msg']})."
+        ) from None
 
 
 def render_trajectory(trajectory: Trajectory, files: Mapping[str, str] | None = None) -> str:
@@ -41,10 +43,15 @@ def render_trajectory(trajectory: Trajectory, files: Mapping[str, str] | None = 
         lines += _message(message)
     outcome = trajectory.outcome
     lines.append("")
-    lines.append(f"stopped: {trajectory.stop_reason} · verdict: {outcome.verdict}" + (f" ({outcome.reason})" if outcome.reason else ""))
+    lines.append(
+        f"stopped: {trajectory.stop_reason} · verdict: {outcome.verdict}"
+        + (f" ({outcome.reason})" if outcome.reason else "")
+    )
     usage = trajectory.usage
     cost = "unknown" if usage.cost_usd is None else f"${usage.cost_usd:.4f}"
-    lines.append(f"{usage.calls} calls · {usage.prompt_tokens} + {usage.completion_tokens} tokens · cost {cost} · {trajectory.timings.get('total', 0.0):.2f} s")
+    lines.append(
+        f"{usage.calls} calls · {usage.prompt_tokens} + {usage.completion_tokens} tokens · cost {cost} · {trajectory.timings.get('total', 0.0):.2f} s"
+    )
     for name, text in (files or {}).items():
         lines += ["", f"── {name}", text.rstrip("\n")]
     return "\n".join(lines)
@@ -65,5 +72,7 @@ def _json(path: Path) -> object:
 
 def _pick(rows: list[_T], path: Path, index: int) -> _T:
     if index >= len(rows):
-        raise UserError(f"{path}: holds {len(rows)} trajectories; --index {index} is not among them (0 to {len(rows) - 1}).")
+        raise UserError(
+            f"{path}: holds {len(rows)} trajectories; --index {index} is not among them (0 to {len(rows) - 1})."
+        )
     return rows[index]

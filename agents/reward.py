@@ -1,0 +1,16 @@
+"""The one reward rule, for collection, evaluation and GRPO."""
+
+from __future__ import annotations
+
+from agents.trajectory import Outcome
+
+
+def reward(outcome: Outcome, well_formed: bool, format_reward: float = 0.0) -> float | None:
+    """1 for a passed episode; `format_reward` for a failed one whose every tool call could be run; 0 otherwise; None when not scored.
+
+    `format_reward` is below 1, so that form never beats the verdict. None enters no mean, no advantage and no denominator.
+    """
+    verdict = outcome.reward
+    if verdict is None or verdict == 1.0:
+        return verdict
+    return format_reward if well_formed else 0.0
