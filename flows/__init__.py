@@ -1,0 +1,1 @@
+"""One deployable DAG per file; each reads like the sentence that describes it."""

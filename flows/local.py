@@ -1,0 +1,31 @@
+"""The pipeline in this process, against a Prefect server of our own: what `all` does."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from configs.files import exclusive
+from configs.manifest import Step, StepResult
+from configs.run import Layout, Run
+
+
+def run_all(run: Run, *, deployed: bool = False) -> list[StepResult]:
+    """Run the whole loop for `run` and return what every step handed on.
+
+    Holds the lock of `output/` and owns the server, which ends with us however we end; the one that PREFECT_API_URL names is used where it is set.
+    Raises `UserError` when another run holds the folder, and whatever a step raises.
+    """
+    from tasks_lib.server import connected
+
+    layout = Layout(run.profile)
+    with exclusive(layout.lock, f"{layout.output} (its lock {layout.lock.name})"), connected(layout.prefect, run.log("prefect-server")) as api:
+        # Not before the server's address is set: prefect reads it when it is imported.
+        from flows.pipeline import pipeline
+        from tasks_lib.parameters import listener
+
+        run.event("prefect", api=api)
+        token = listener.set(run.report)
+        try:
+            return pipeline(deployed=deployed, force=cast(list[Step], sorted(run.force)), joined=run.folder)
+        finally:
+            listener.reset(token)
