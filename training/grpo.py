@@ -1,0 +1,253 @@
+"""The rl-prepare and grpo steps: prompts from tasks, then LoRA GRPO with real sandbox rollouts as a supervised child."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from agents.task import Task, load_tasks
+from agents.tools import schemas
+from configs.errors import UserError, WorkFailed
+from configs.files import digest_file, digest_json, read_jsonl, write_json, write_jsonl
+from configs.manifest import StepResult, run_step
+from configs.profile import Profile
+from configs.run import Layout, Run
+from sandboxes import SandboxError, make_for
+from training.arguments import Job, grpo_command
+from training.checkpoints import broken, check_adapter, checkpoints, interrupted, last_whole, new_version, versions
+from training.evaluate import adapter_digest, model_digest
+from training.launch import Command
+from training.metrics import Watch, time_left
+from training.models import check_model
+from training.rollout import PROFILE_VARIABLE, ROLLOUTS, RUN_ID_VARIABLE, rank_run_id
+from training.rows import Row, prompt_row
+from training.supervise import Finished, run_child
+from training.versions import train_versions
+
+PREPARE_VERSION: Final = 1
+VERSION: Final = 1
+REPORT: Final = "report.json"
+METRICS: Final = "metrics.jsonl"
+
+
+def prepare(run: Run, tasks: Path, out: Path) -> StepResult:
+    """Write one prompt row a training task to `out`, families interleaved, and report.json beside.
+
+    A row holds the prompt exactly as SFT rows begin, and the task as JSON for the sandbox side; the chat template reads the prompt alone. Raises
+    `UserError` for unreadable tasks.
+    """
+    profile = run.profile
+    inputs = {
+        "tasks": digest_file(tasks) if tasks.is_file() else "",
+        "tools": digest_json(schemas(profile.collect.tools)),
+        "format": digest_json(profile.model.model_dump(mode="json", exclude={"folder", "source"})),
+        "seed": str(profile.seed),
+    }
+
+    def make() -> tuple[Path, dict[str, Path], dict[str, Any]]:
+        accepted = load_tasks(tasks)
+        run.progress("rl-prepare", 0, len(accepted), "building prompts")
+        rows = prompt_rows(profile, accepted)
+        families = {
+            family: sum(row["family"] == family for row in rows)
+            for family in sorted({task.family for task in accepted})
+        }
+        report: dict[str, Any] = {"tasks": len(accepted), "rows": len(rows), "families": families}
+        write_jsonl(out, rows)
+        write_json(out.parent / REPORT, report)
+        run.progress("rl-prepare", len(rows), len(rows), f"{len(rows)} prompts of {len(families)} families")
+        return out.parent, {"rows": out, "report": out.parent / REPORT}, report
+
+    return run_step(
+        "rl-prepare",
+        version=PREPARE_VERSION,
+        inputs=inputs,
+        candidates=lambda: [out.parent],
+        make=make,
+        force="rl-prepare" in run.force,
+    )
+
+
+def prompt_rows(profile: Profile, tasks: Sequence[Task]) -> list[Row]:
+    """One row a task: shuffled within its family by the profile's seed, families in turn, so that each step sees several."""
+    offered = schemas(profile.collect.tools)
+    return [
+        {**prompt_row(task, offered, profile.model), "family": task.family, "task": task.model_dump_json()}
+        for task in interleaved(tasks, profile.seed)
+    ]
+
+
+def interleaved(tasks: Sequence[Task], seed: int) -> list[Task]:
+    """The tasks, one of each family in turn; a larger family's rest is spread over the whole instead of left for the end."""
+    chance = random.Random(seed)
+    placed: list[tuple[float, str, Task]] = []
+    for family in sorted({task.family for task in tasks}):
+        mine = [task for task in tasks if task.family == family]
+        chance.shuffle(mine)
+        placed += [((place + 0.5) / len(mine), family, task) for place, task in enumerate(mine)]
+    return [task for _, _, task in sorted(placed, key=lambda item: item[:2])]
+
+
+def command(
+    run: Run, rows: Path, adapter: Path | None, output: Path | None = None, resume: Path | None = None
+) -> Command:
+    """What the grpo step starts. Pure; without `output` for showing only."""
+    folder = output or Layout(run.profile).grpo / "vN-<timestamp>"
+    job = Job(run.profile, rows=rows, output=folder, adapter=adapter, resume=resume)
+    return grpo_command(job, {PROFILE_VARIABLE: str(run.folder / "profile.yaml"), RUN_ID_VARIABLE: run.run_id})
+
+
+def grpo(run: Run, rows: Path, adapter: Path | None) -> StepResult:
+    """Train by GRPO on `rows`, going on from `adapter` (None: from the base).
+
+    Outputs: adapter (checkpoint folder), metrics (one row a step), rollouts (every trajectory). An interrupted run with equal inputs is resumed
+    from its last whole checkpoint. Raises `UserError` for broken inputs, `WorkFailed` with the log's tail when the trainer fails.
+    """
+    profile, layout = run.profile, Layout(run.profile)
+    check_model(profile.model_path)
+    if not rows.is_file():
+        raise UserError(f"{rows}: there are no GRPO prompts; make them with `agentexecutor rl-prepare`.")
+    if adapter is not None:
+        check_adapter(adapter, profile.model_path)
+    inputs = {
+        "rows": digest_file(rows),
+        "model": model_digest(profile.model_path),
+        "adapter": adapter_digest(adapter) if adapter else "",
+        "settings": digest_json(settings(profile)),
+    }
+
+    def make() -> tuple[Path, dict[str, Path], dict[str, Any]]:
+        return _make(run, rows, adapter, inputs)
+
+    force = "grpo" in run.force
+    return run_step(
+        "grpo",
+        version=VERSION,
+        inputs=inputs,
+        candidates=lambda: versions(layout.grpo),
+        make=make,
+        force=force,
+        versions=train_versions(profile),
+    )
+
+
+def settings(profile: Profile) -> dict[str, Any]:
+    """What decides the result besides rows, base and adapter. Paths and concurrency do not."""
+    return {
+        "grpo": profile.grpo.model_dump(mode="json", exclude={"save_steps", "log_completions"}),
+        "lora": profile.lora.model_dump(mode="json"),
+        "model": profile.model.model_dump(mode="json", exclude={"folder", "source"}),
+        "rollout": profile.rollout.model_dump(mode="json", include={"engine", "max_model_len"}),
+        "processes": profile.hardware.nproc * profile.hardware.nnodes,
+        "sandboxes": profile.sandboxes.model_dump(mode="json", exclude={"lifetime_s"}),
+        "tools": list(profile.collect.tools),
+        "seed": profile.seed,
+    }
+
+
+def _make(
+    run: Run, rows: Path, adapter: Path | None, inputs: dict[str, str]
+) -> tuple[Path, dict[str, Path], dict[str, Any]]:
+    layout = Layout(run.profile)
+    resumed = None if "grpo" in run.force else interrupted(layout.grpo, inputs)
+    folder = resumed or new_version(layout.grpo, inputs)
+    resume = last_whole(folder)
+    done = int(resume.name.rsplit("-", 1)[-1]) if resume else 0
+    before = _keep_until(folder, done)
+    watch = Watch("grpo", run.profile.hardware.nproc * run.profile.hardware.nnodes)
+    run.progress(
+        "grpo", done, 0, f"resuming after step {done}" if resume else "loading the model and starting the sampler"
+    )
+
+    def on_line(line: str) -> None:
+        logged = watch.line(line)
+        if logged is None or not logged.step:
+            return
+        write_jsonl(folder / METRICS, [*before, *watch.rows()])  # each step, so that a crash loses none
+        figures = {name: logged.values[key] for name, key in SHOWN.items() if key in logged.values}
+        note = ", ".join(
+            [f"{name} {value:.3g}" for name, value in figures.items()] + [time_left(logged.seconds_left)]
+        ).rstrip(", ")
+        run.progress("grpo", logged.step, logged.max_steps, note, **figures)
+
+    def missing() -> str | None:
+        newest = checkpoints(folder)[:1]
+        return broken(newest[0]) if newest else f"there is no checkpoint in {folder}"
+
+    try:
+        finished = run_child(
+            command(run, rows, adapter, folder, resume), run.log("grpo"), name="grpo", on_line=on_line, expect=missing
+        )
+    finally:
+        _sweep(run)
+    metrics = [*before, *watch.rows()]
+    if not metrics:
+        raise WorkFailed(f"grpo ended well but logged no step; its whole output is in {finished.log}.")
+    write_jsonl(folder / METRICS, metrics)
+    outputs = {"adapter": checkpoints(folder)[0], "metrics": folder / METRICS, "rollouts": folder / ROLLOUTS}
+    return folder, outputs, summary(metrics, finished)
+
+
+SHOWN: Final = {
+    "reward": "reward",
+    "pass_rate": "agent/pass_rate",
+    "not_scored": "agent/not_scored",
+    "kl": "kl",
+    "gap": "rollout_correction/k3_kl",
+}
+"""Figure on the progress line → ms-swift's key. `gap` is trainer against sampler in nats a token."""
+
+
+def summary(metrics: Sequence[dict[str, float]], finished: Finished) -> dict[str, Any]:
+    """Small JSON for people: first and last step's figures, and the worst gap between trainer and sampler."""
+    first, last = metrics[0], metrics[-1]
+    families = {
+        key.rsplit("/", 1)[-1]: round(value, 4) for key, value in last.items() if key.startswith("agent/reward/")
+    }
+    gaps = [row[SHOWN["gap"]] for row in metrics if SHOWN["gap"] in row]
+    return {
+        "steps": int(last["step"]),
+        "reward": [round(row["reward"], 4) for row in (first, last) if "reward" in row],
+        "pass_rate": [round(row[SHOWN["pass_rate"]], 4) for row in (first, last) if SHOWN["pass_rate"] in row],
+        "reward_by_family": families,
+        "not_scored": int(sum(row.get(SHOWN["not_scored"], 0) for row in metrics)),
+        "largest_gap": round(max(gaps), 6) if gaps else None,
+        "seconds": round(finished.seconds, 1),
+        "peak_rss_gb": round(finished.peak_rss_bytes / 1e9, 2),
+    }
+
+
+def _keep_until(folder: Path, step: int) -> list[dict[str, float]]:
+    """Metrics up to `step`; rollouts of later steps, which will be made again, are taken out of their files."""
+    for file in (folder / ROLLOUTS).glob("*.jsonl"):
+        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if _step(line) <= step]
+        write_jsonl(file, [json.loads(line) for line in lines])
+    file = folder / METRICS
+    return [row for row in read_jsonl(file) if row["step"] <= step] if file.is_file() else []
+
+
+def _step(line: str) -> float:
+    try:
+        return float(json.loads(line)["extra"]["step"])
+    except (ValueError, KeyError):
+        return float("inf")  # a line that a crash cut
+
+
+def _sweep(run: Run) -> None:
+    """Kill the sandboxes that ranks left behind: a rank that was killed could not."""
+
+    async def sweep() -> int:
+        backend = make_for(run.profile.sandboxes)
+        return sum([await backend.sweep(rank_run_id(run.run_id, rank)) for rank in range(run.profile.hardware.nproc)])
+
+    try:
+        left = asyncio.run(sweep())
+    except SandboxError as error:
+        run.event("warning", step="grpo", note=f"sandboxes could not be swept ({error}); their lifetime ends them")
+        return
+    if left:
+        run.event("warning", step="grpo", note=f"{left} sandboxes of dead ranks were killed")
