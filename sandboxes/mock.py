@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from posixpath import dirname, join, normpath
+from posixpath import dirname
 from typing import Final
 
 from sandboxes import boxfs
@@ -27,7 +27,7 @@ from sandboxes.base import (
     SandboxError,
     SandboxGone,
 )
-from sandboxes.shell import Shell
+from sandboxes.shell import Shell, absolute
 
 NEVER: Final = "never"
 """As a fault's `error`: the operation does not return (its caller's deadline must end it)."""
@@ -102,7 +102,7 @@ class MockSandbox:
                 await self._enter("run")
         except TimeoutError:
             return ExecResult(124, "", "", time.monotonic() - started, timed_out=True)
-        code, out, err = Shell(self.files, normpath(join(WORKSPACE, cwd))).run(command)
+        code, out, err = Shell(self.files, absolute(WORKSPACE, cwd)).run(command)
         kept_out, kept_err = out[:max_output], err[:max_output]
         dropped = len(out) + len(err) - len(kept_out) - len(kept_err)
         return ExecResult(
@@ -143,7 +143,7 @@ class MockSandbox:
             path.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError as error:
             raise FileRefused(f"{path!r}: not a valid path ({error.reason})") from None
-        return normpath(join(WORKSPACE, path))
+        return absolute(WORKSPACE, path)
 
     def _parents(self, path: str, full: str) -> None:
         parent = dirname(full)

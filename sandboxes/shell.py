@@ -18,6 +18,13 @@ TOKEN: Final = re.compile(
 QUOTED: Final = re.compile(r"""'([^']*)'|"([^"]*)\"""")
 
 
+def absolute(cwd: str, path: str) -> str:
+    """`path` without `.`, `..` and doubled slashes."""
+    return "/" + normpath(join(cwd, path)).lstrip(
+        "/"
+    )  # POSIX gives exactly two leading slashes a meaning, and normpath keeps them
+
+
 def tokens(command: str) -> list[tuple[str, bool]] | None:
     """(text, is an operator) for each token, quotes removed; None when the command goes beyond `TOKEN`."""
     found, position = [], 0
@@ -90,7 +97,7 @@ class Shell:
         return code, b"", err
 
     def _path(self, name: str) -> str:
-        return normpath(join(self.cwd, name))
+        return absolute(self.cwd, name)
 
     def echo(self, words: list[str]) -> Result:
         newline = words[:1] != ["-n"]
