@@ -1,0 +1,85 @@
+"""Run one ms-swift training to its end and read what it says: progress with time left, metrics.jsonl, and the checkpoint it promises."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from configs.files import read_jsonl, write_jsonl
+from configs.run import Run
+from training import checkpoints
+from training.launch import Command
+from training.metrics import Logged, Watch, time_left
+from training.supervise import run_child
+
+METRICS: Final = "metrics.jsonl"
+STALL_S: Final = 3600.0
+"""Seconds without any output after which a training counts as hung; the longest silence is one step, or loading a large model."""
+
+Metric = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Trained:
+    adapter: Path
+    """The last checkpoint, of the last step."""
+    steps: int
+    rows: list[Metric]
+    """What metrics.jsonl holds: one row a step, over all resumed parts."""
+    peak_rss_bytes: int
+
+
+def train(
+    run: Run,
+    step: Literal["sft", "grpo"],
+    command: Command,
+    version: Path,
+    resume: Path | None,
+    *,
+    on_step: Callable[[Logged], None] | None = None,
+) -> Trained:
+    """Train in `version`, from `resume` where given.
+
+    `on_step` sees every logged step and may raise to stop. Raises `WorkFailed` with the log's tail for a failure, a loss that is no number, several
+    trainings instead of one, or an end without the last step's checkpoint.
+    """
+    metrics = version / METRICS
+    started = int(resume.name.rpartition("-")[2]) if resume else 0
+    before = [row for row in (read_jsonl(metrics) if metrics.is_file() else []) if row.get("step", 0) <= started]
+    write_jsonl(metrics, before)  # steps after the checkpoint happen again
+    watch = Watch(step, run.profile.hardware.nproc * run.profile.hardware.nnodes)
+
+    def line(text: str) -> None:
+        logged = watch.line(text)
+        if logged is None or not logged.step:
+            return
+        _append(metrics, watch.rows()[-1])
+        shown = {key: logged.values[key] for key in ("loss", "reward", "kl") if key in logged.values}
+        run.progress(step, logged.step, logged.max_steps, time_left(logged.seconds_left), **shown)
+        if on_step is not None:
+            on_step(logged)
+
+    def missing() -> str | None:
+        found = checkpoints.checkpoints(version)
+        last = watch.steps[-1].max_steps if watch.steps else started
+        if not found:
+            return f"there is no checkpoint in {version}"
+        if found[0].name != f"checkpoint-{last}":
+            return f"its last checkpoint is {found[0].name}, not that of step {last}"
+        return checkpoints.broken(found[0])
+
+    done = run_child(command, run.log(step), name=step, on_line=line, expect=missing, stall_s=STALL_S)
+    adapter = checkpoints.checkpoints(version)[0]
+    return Trained(adapter, int(adapter.name.rpartition("-")[2]), before + watch.rows(), done.peak_rss_bytes)
+
+
+def _append(file: Path, row: Metric) -> None:
+    handle = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(handle, (json.dumps(row) + "\n").encode())
+    finally:
+        os.close(handle)
