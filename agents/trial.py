@@ -6,21 +6,17 @@ import asyncio
 import hashlib
 import io
 import tarfile
-import time
 import uuid
 from typing import Final
 
-from agents.collect import make_llm
-from agents.llm import LLMError
-from agents.loop import LoopResult, run_loop
-from agents.prompts import initial_messages
-from agents.task import Limits, Task, Verifier
-from agents.tools import schemas
-from agents.trajectory import Outcome, StopReason, Trajectory, Verdict
-from agents.verifier import take_workspace
+from agents.episode import Settings, run_and_keep
+from agents.llm import MakeLLM
+from agents.task import Task, Verifier
+from agents.teachers import make_llm
+from agents.trajectory import Trajectory
 from configs.errors import UserError
 from configs.profile import Profile
-from sandboxes import SandboxError, SandboxPool, SandboxUnavailable, make_for
+from sandboxes import SandboxPool, make_for
 
 SHOWN_BYTES: Final = 20_000
 """Of each file that the agent left, at most this much is shown."""
@@ -36,57 +32,28 @@ def run_prompt(profile: Profile, prompt: str) -> tuple[Trajectory, dict[str, str
             "the scripted teacher replays reference solutions, and a prompt has none: use --llm mock, or name a model (LLM_MODEL)."
         )
     name = "prompt-" + hashlib.sha256(prompt.encode()).hexdigest()[:8]
-    task = Task(id=name, prompt=prompt, limits=Limits(), verifier=Verifier(command="true"))
-    return asyncio.run(_run(profile, task))
+    task = Task(id=name, prompt=prompt, verifier=Verifier(command="true"))  # never graded
+    return asyncio.run(_run(profile, task, make_llm(profile)))
 
 
-async def _run(profile: Profile, task: Task) -> tuple[Trajectory, dict[str, str]]:
-    llm = make_llm(profile)(task)
-    result = LoopResult(initial_messages(task))
-    reason, files, started = "no verifier: nothing was checked", {}, time.monotonic()
+async def _run(profile: Profile, task: Task, llm: MakeLLM) -> tuple[Trajectory, dict[str, str]]:
+    run_id, collect = f"run-{uuid.uuid4().hex[:8]}", profile.collect
+    settings = Settings(
+        tools=collect.tools,
+        max_turns=collect.max_turns,
+        max_tokens=profile.teacher.max_tokens,
+        tries=collect.tries,
+        run_id=run_id,
+        grade=None,
+    )
     pool = SandboxPool(
-        make_for(profile.sandboxes),
-        run_id=f"run-{uuid.uuid4().hex[:8]}",
-        concurrency=1,
-        lifetime_s=profile.sandboxes.lifetime_s,
+        make_for(profile.sandboxes), run_id=run_id, concurrency=1, lifetime_s=profile.sandboxes.lifetime_s
     )
     async with pool:
-        try:
-            async with pool.sandbox() as box:
-                collect = profile.collect
-                await run_loop(
-                    task,
-                    box,
-                    llm,
-                    collect.tools,
-                    max_turns=collect.max_turns,
-                    max_tokens=profile.teacher.max_tokens,
-                    result=result,
-                )
-                files = _texts(await take_workspace(box))
-        except SandboxUnavailable as error:
-            raise UserError(str(error)) from None
-        except SandboxError as error:
-            result.stop_reason, reason = StopReason.INFRA_ERROR, str(error)
-        except LLMError as error:
-            result.stop_reason, reason = error.policy.stop, str(error)
-    trajectory = Trajectory(
-        task_id=task.id,
-        task_digest=task.digest,
-        family=task.family,
-        agent="builtin",
-        model=llm.name,
-        attempt=0,
-        tools=schemas(profile.collect.tools),
-        messages=result.messages,
-        turns=result.turns,
-        stop_reason=result.stop_reason,
-        outcome=Outcome(verdict=Verdict.NOT_SCORED, reason=reason),
-        usage=result.usage,
-        timings={**result.timings, "total": time.monotonic() - started},
-        run_id=pool.run_id,
-    )
-    return trajectory, files
+        trajectory, archive = await run_and_keep(task, llm, pool, settings)
+    if trajectory.extra.get("fatal"):
+        raise UserError(trajectory.outcome.reason)
+    return trajectory, _texts(archive) if archive else {}
 
 
 def _texts(archive: bytes) -> dict[str, str]:
