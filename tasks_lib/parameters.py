@@ -93,7 +93,7 @@ def opened(
         require_keys(chosen, teacher=teacher, sandboxes=sandboxes)
         yield Run(chosen, joined.name, listener.get(), forced)
         return
-    chosen = load_profile(profile, flags=overrides.flags(), environ=overrides.environ())
+    chosen = load_profile(profile or None, flags=overrides.flags(), environ=overrides.environ())
     require_keys(chosen, teacher=teacher, sandboxes=sandboxes)
     layout = Layout(chosen)
     with exclusive(layout.lock, f"{layout.output} (its lock {layout.lock.name})"):

@@ -32,6 +32,9 @@ QUIET: Final = {
     "PREFECT_LOGGING_LEVEL": "WARNING",
 }
 
+HEARTBEAT_S: Final = 30
+"""Seconds between two heartbeats of a worker's flow run; `tasks_lib.deploy` crashes a run whose heartbeats stop."""
+
 FLUSH_S: Final = 10.0
 
 KEYS: Final = ("LLM_API_KEY", "E2B_API_KEY", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING")
@@ -50,7 +53,9 @@ def server(home: Path, log: Path, meanwhile: Callable[[], None] = lambda: None) 
         for attempt in range(3):
             port = _free_port()
             api = f"http://127.0.0.1:{port}/api"
-            command = Command([sys.executable, *SERVER, "--host", "127.0.0.1", "--port", str(port)], {**QUIET, "PREFECT_HOME": str(home)})
+            # The UI asks where the settings say that the API is.
+            env = {**QUIET, "PREFECT_HOME": str(home), "PREFECT_SERVER_API_HOST": "127.0.0.1", "PREFECT_SERVER_API_PORT": str(port)}
+            command = Command([sys.executable, *SERVER, "--host", "127.0.0.1", "--port", str(port)], env)
             child = stack.enter_context(spawn_child(command, log, name="Prefect's server", grace_s=5, environ=_without_prefect()))
             meanwhile()
             if _healthy(child, api, last=attempt == 2):
@@ -64,7 +69,14 @@ def worker(pool: str, api: str, home: Path, log: Path, *, limit: int | None = 1)
     """A process worker of `pool`, and with it every flow run that it starts. `limit` bounds its runs at once."""
     # The keeper gives its child default signals: a worker that inherits an ignored SIGINT ignores its first SIGTERM too.
     argv = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", f"{pool}-{os.getpid()}"]
-    env = {**QUIET, "PREFECT_LOGGING_LEVEL": "INFO", "PREFECT_HOME": str(home), "PREFECT_API_URL": api, "PREFECT_WORKER_QUERY_SECONDS": "1"}
+    env = {
+        **QUIET,
+        "PREFECT_LOGGING_LEVEL": "INFO",
+        "PREFECT_HOME": str(home),
+        "PREFECT_API_URL": api,
+        "PREFECT_WORKER_QUERY_SECONDS": "1",  # 15 s between two runs at the default poll
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_S),
+    }
     command = Command(argv + (["--limit", str(limit)] if limit else []), env, secrets=KEYS)
     with spawn_child(command, log, name=f"the worker of pool {pool}") as child:
         yield child
@@ -79,6 +91,7 @@ def connected(home: Path, log: Path) -> Iterator[str]:
     given = os.environ.get("PREFECT_API_URL")
     # Never a second, unsupervised server: FACTS, `kill -9` of a flow leaves the ephemeral one that Prefect starts by itself.
     ours = {"PREFECT_HOME": str(home), "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false", "DO_NOT_TRACK": "1"}
+    ours.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", os.environ.get("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "WARNING"))
     with ExitStack() as stack:
         if given:
             _answers(given)
