@@ -1,0 +1,96 @@
+"""The reference topology, whole, on a laptop: two torchrun processes, ZeRO-3, vLLM colocate, LoRA sync, sandbox rollouts, verifier reward."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from agents.trajectory import Trajectory, Verdict
+from configs.files import read_jsonl
+from configs.load import ROOT, load_profile
+from configs.run import Layout, Run, new_run
+from sandboxes.registry import make_for
+from training import grpo
+from training.checkpoints import broken
+from training.rollout import rank_run_id
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Any]:
+    """One GRPO run of two steps, from the base; about 90 s."""
+    subprocess.run([sys.executable, str(ROOT / "scripts/download_model.py"), "--profile", "smoke-zero3"], check=True)
+    folder = tmp_path_factory.mktemp("zero3")
+    profile = load_profile(
+        "smoke-zero3", flags={"paths.output": str(folder / "output"), "paths.data": str(folder / "data")}, environ={}
+    )
+    run = new_run(profile)
+    rows = grpo.prepare(run, profile.collect.tasks, Layout(profile).rl_rows)
+    return run, grpo.grpo(run, rows.outputs["rows"], None)
+
+
+def rollouts(result: Any) -> list[Trajectory]:
+    files = sorted(result.outputs["rollouts"].glob("rank*.jsonl"))
+    assert [file.name for file in files] == ["rank0.jsonl", "rank1.jsonl"]
+    return [Trajectory.model_validate(row) for file in files for row in read_jsonl(file)]
+
+
+@pytest.mark.slow
+def test_two_processes_train_one_adapter_under_zero3(trained: tuple[Run, Any]) -> None:
+    run, result = trained
+    assert [row["step"] for row in read_jsonl(result.outputs["metrics"])] == [1.0, 2.0]
+    assert broken(result.outputs["adapter"]) is None
+    assert result.outputs["adapter"].name == "checkpoint-2"
+    log = run.log("grpo").read_text()
+    assert "first base sync: applied" in log
+    assert "skipped; vLLM has loaded the same base" in log
+
+
+@pytest.mark.slow
+def test_what_was_trained_is_what_was_sampled(trained: tuple[Run, Any]) -> None:
+    found = rollouts(trained[1])
+    assert len(found) == 8
+    for rollout in found:
+        sampled = [token for turn in rollout.turns for token in turn.token_ids or []]
+        assert rollout.extra["trained_token_ids"] == sampled
+        assert sum(len(turn.logprobs or []) for turn in rollout.turns) == len(sampled)
+        assert all(len(turn.loss_mask or []) == len(turn.token_ids or []) for turn in rollout.turns)
+
+
+@pytest.mark.slow
+def test_every_rollout_was_graded_and_grouped(trained: tuple[Run, Any]) -> None:
+    found = rollouts(trained[1])
+    assert all(rollout.outcome.verdict is not Verdict.NOT_SCORED for rollout in found), [
+        r.outcome.reason for r in found
+    ]
+    groups: dict[str, list[Trajectory]] = {}
+    for rollout in found:
+        groups.setdefault(rollout.extra["group"], []).append(rollout)
+    assert all(len(group) == 4 and len({rollout.task_id for rollout in group}) == 1 for group in groups.values())
+    assert {rollout.extra["step"] for rollout in found} == {1, 2}
+
+
+@pytest.mark.slow
+def test_sampler_and_trainer_agree_also_after_the_second_sync(trained: tuple[Run, Any]) -> None:
+    gaps = [row["rollout_correction/k3_kl"] for row in read_jsonl(trained[1].outputs["metrics"])]
+    assert len(gaps) == 2
+    assert max(gaps) < 0.01
+
+
+@pytest.mark.slow
+async def test_no_sandbox_of_the_run_is_left(trained: tuple[Run, Any]) -> None:
+    run, _ = trained
+    backend = make_for(run.profile.sandboxes)
+    assert [await backend.sweep(rank_run_id(run.run_id, rank)) for rank in range(2)] == [0, 0]
+
+
+@pytest.mark.slow
+def test_the_same_run_again_is_reused_and_says_so(trained: tuple[Run, Any]) -> None:
+    run, result = trained
+    again = grpo.grpo(run, Layout(run.profile).rl_rows, None)
+    assert (again.reused, again.digest) == (True, result.digest)
+    events = [json.loads(line) for line in (run.folder / "events.jsonl").read_text().splitlines()]
+    assert any(event["kind"] == "progress" and "gap" in event for event in events)
