@@ -191,7 +191,8 @@ def settings(
     """Tree sizes for bubblewrap and options for the supervisor."""
     disk = disk_mb << 20
     sizes = {WORKSPACE: disk, "/tmp": disk, "/dev/shm": 64 << 20}
-    limits = {"NPROC": processes, "DATA": memory_mb << 20, "FSIZE": disk, "CORE": 0, "NOFILE": 1024}
+    # DATA counts what is reserved, as thread stacks are: four times what may be used stops only what is absurd, at once. Use is watched.
+    limits = {"NPROC": processes, "DATA": memory_mb << 22, "FSIZE": disk, "CORE": 0, "NOFILE": 1024}
     options = {
         "workspace": WORKSPACE, "writable": list(sizes), "lifetime_s": lifetime_s, "processes": processes, "memory_bytes": memory_mb << 20,
         "limits": limits, "env": bwrap.ENVIRONMENT,

@@ -154,8 +154,9 @@ class Supervisor:
                 f"the command {why}\n".encode(),
             )
             return
-        if self.alive and self.census()[1] >= self.options["processes"]:
+        if self.alive and self.census()[1] >= self.options["processes"] - 1:
             self.kill_all("")  # an earlier command filled the process table; nothing could start beside it
+        self.inodes = self.names()
         pipes = [os.pipe(), os.pipe()]
         pid = os.fork()
         if pid == 0:
@@ -249,6 +250,10 @@ class Supervisor:
                 of_session.append(int(name))
         return memory, threads, of_session
 
+    def names(self) -> int:
+        """Files and directories in the writable trees."""
+        return sum(tree.f_files - tree.f_ffree for tree in map(os.statvfs, self.options["writable"]))
+
     def kill_session(self, leader: int) -> None:
         for pid in [leader, *self.census(leader)[2]]:
             with suppress(ProcessLookupError):
@@ -272,14 +277,14 @@ class Supervisor:
             return
         self.looked = now
         memory, threads, _ = self.census()
-        self.crowded = self.crowded + 1 if threads >= self.options["processes"] else 0
-        used = sum(v.f_files - v.f_ffree for v in map(os.statvfs, self.options["writable"]))
-        grew, self.inodes = used > self.inodes, used
+        self.crowded = self.crowded + 1 if threads >= self.options["processes"] - 1 else 0
+        names = self.names()
+        grew, self.inodes = names > self.inodes, names
         if memory > self.options["memory_bytes"]:
             self.kill_all(f"memory limit of {self.options['memory_bytes'] >> 20} MB reached: every process was killed")
         elif self.crowded >= 3:
             self.kill_all(f"limit of {self.options['processes']} processes reached: every process was killed")
-        elif used > MAX_INODES and grew:  # `grew` lets a command that removes files run
+        elif names > MAX_INODES and grew:  # `grew` lets a command that removes files run
             self.kill_all(f"limit of {MAX_INODES} files reached: every process was killed")
 
     def step(self) -> None:
