@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from setup_env import LOCKS, ROOT
+from installer import LOCKS, ROOT
 
 CPU: Final = ["--override", str(LOCKS / "overrides-cpu.txt"), "--no-emit-package", "torch"]
 TARGETS: Final[dict[str, list[str]]] = {

@@ -108,9 +108,11 @@ def check_model(path: Path) -> None:
         ) from None
     for name, fact in files.items():
         file = path / name
-        fix = f"delete {path} and run scripts/download_model.py again."
+        fix = f"delete it and {path / MANIFEST}, then run scripts/download_model.py again."
         if not file.is_file():
-            raise UserError(f"{file}: missing, the model is not whole; {fix}")
+            raise UserError(
+                f"{file}: missing, the model is not whole; delete {path / MANIFEST} and run scripts/download_model.py again."
+            )
         stat = file.stat()
         if stat.st_size != fact["size"]:
             raise UserError(f"{file}: {stat.st_size} bytes instead of {fact['size']}, the model is corrupt; {fix}")
