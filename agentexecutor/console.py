@@ -21,7 +21,11 @@ if TYPE_CHECKING:  # pydantic takes a third of a second, which `--help` does not
 def reporter(as_json: bool) -> Iterator[Callable[[Progress], None]]:
     """A progress sink: a live bar with time left on a terminal, a line every ten seconds elsewhere, JSON lines on stderr for machines."""
     if as_json:
-        yield lambda p: print(json.dumps({"progress": p.step, "done": p.done, "total": p.total, "note": p.note, **p.metrics}), file=sys.stderr, flush=True)
+        yield lambda p: print(
+            json.dumps({"progress": p.step, "done": p.done, "total": p.total, "note": p.note, **p.metrics}),
+            file=sys.stderr,
+            flush=True,
+        )
     elif sys.stderr.isatty():
         with _bars() as show:
             yield show
@@ -35,7 +39,14 @@ def _bars() -> Iterator[Callable[[Progress], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
-    columns = (TextColumn("{task.description:<11}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
+    columns = (
+        TextColumn("{task.description:<11}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
     with Bars(*columns, console=Console(stderr=True)) as bars:
         known: dict[str, TaskID] = {}
 
@@ -121,7 +132,9 @@ def end_on_sigterm() -> None:
 def show_pipeline(run: Run, results: list[StepResult], as_json: bool) -> None:
     """The end of `all`: every step, whether it was run or reused and why, the verdicts, and where the report lies."""
     if as_json:
-        print(json.dumps({"run": run.run_id, "steps": [r.model_dump(mode="json") for r in results]}, ensure_ascii=False))
+        print(
+            json.dumps({"run": run.run_id, "steps": [r.model_dump(mode="json") for r in results]}, ensure_ascii=False)
+        )
         return
     for result in results:
         print(f"{result.step:<11} {'reused' if result.reused else 'done':<7} {result.seconds:7.1f} s  {result.why}")

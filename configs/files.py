@@ -35,7 +35,9 @@ def write_atomic(path: Path, data: bytes | str) -> None:
         finally:
             os.close(folder)
     except OSError as error:
-        raise WorkFailed(f"{path}: cannot be written ({error.strerror or error}); what was there before is unchanged.") from error
+        raise WorkFailed(
+            f"{path}: cannot be written ({error.strerror or error}); what was there before is unchanged."
+        ) from error
     finally:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
@@ -54,7 +56,9 @@ def write_jsonl(path: Path, rows: Iterable[Any]) -> None:
 def read_jsonl(path: Path) -> list[Any]:
     """Rows of a JSONL file. Raises `UserError` naming the first bad line."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # not splitlines: U+0085 and U+2028 may stand inside a JSON string
+        lines = path.read_text(encoding="utf-8").split(
+            "\n"
+        )  # not splitlines: U+0085 and U+2028 may stand inside a JSON string
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as UTF-8 JSONL ({error}).") from None
     rows: list[Any] = []
@@ -64,7 +68,9 @@ def read_jsonl(path: Path) -> list[Any]:
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError as error:
-            raise UserError(f"{path}, line {number}: not JSON ({error.msg}); the file is cut or damaged there.") from None
+            raise UserError(
+                f"{path}, line {number}: not JSON ({error.msg}); the file is cut or damaged there."
+            ) from None
     return rows
 
 

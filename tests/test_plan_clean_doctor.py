@@ -18,7 +18,11 @@ from training.plan import lora_parameters, plan
 
 
 def _profile(tmp_path: Path, name: str = "laptop") -> Profile:
-    flags = {"paths.output": str(tmp_path / "output"), "paths.models": str(tmp_path / "models"), "paths.data": str(tmp_path / "data")}
+    flags = {
+        "paths.output": str(tmp_path / "output"),
+        "paths.models": str(tmp_path / "models"),
+        "paths.data": str(tmp_path / "data"),
+    }
     return load_profile(name, environ={}, flags=flags)
 
 
@@ -35,7 +39,13 @@ def test_the_reference_fits_four_cards_only_with_tensor_parallel(tmp_path: Path)
 
 def test_lora_parameters_are_rank_times_in_plus_out_over_all_linear_layers(tmp_path: Path) -> None:
     profile = _profile(tmp_path)
-    config = {"hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3, "num_hidden_layers": 30}
+    config = {
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "num_hidden_layers": 30,
+    }
     write_atomic(profile.model_path / "config.json", json.dumps(config))
     by_hand = 8 * 30 * ((576 + 576) * 2 + (576 + 192) * 2 + (576 + 1536) * 3)
     assert lora_parameters(profile) == by_hand == 2_442_240
@@ -74,7 +84,9 @@ def test_clean_is_refused_while_a_run_holds_the_output(tmp_path: Path) -> None:
         clean(profile, keep=0, dry_run=False)
 
 
-def test_the_doctor_names_a_missing_model_and_missing_keys_with_their_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_names_a_missing_model_and_missing_keys_with_their_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("E2B_API_KEY", raising=False)
     monkeypatch.setenv("LLM_API_KEY", "marked-secret-value")
     lines = {line.what: line for line in examine(_profile(tmp_path, "qwen3.8-27b-4gpu"))}

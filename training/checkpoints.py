@@ -24,7 +24,11 @@ CONFIG: Final = "adapter_config.json"
 
 def versions(folder: Path) -> list[Path]:
     """The vN-<timestamp> folders below `folder`, newest (highest N) first."""
-    found = [(int(match.group(1)), path) for path in folder.glob("v*-*") if (match := _VERSION.fullmatch(path.name)) and path.is_dir()]
+    found = [
+        (int(match.group(1)), path)
+        for path in folder.glob("v*-*")
+        if (match := _VERSION.fullmatch(path.name)) and path.is_dir()
+    ]
     return [path for _, path in sorted(found, key=lambda item: (item[0], item[1].name), reverse=True)]
 
 
@@ -53,7 +57,11 @@ def interrupted(folder: Path, inputs: dict[str, str]) -> Path | None:
 
 def checkpoints(run: Path) -> list[Path]:
     """checkpoint-N folders of one run, highest N first, whole or not."""
-    found = [(int(match.group(1)), path) for path in run.glob("checkpoint-*") if (match := _CHECKPOINT.fullmatch(path.name)) and path.is_dir()]
+    found = [
+        (int(match.group(1)), path)
+        for path in run.glob("checkpoint-*")
+        if (match := _CHECKPOINT.fullmatch(path.name)) and path.is_dir()
+    ]
     return [path for _, path in sorted(found, reverse=True)]
 
 
@@ -63,20 +71,33 @@ def last_whole(run: Path) -> Path | None:
 
 
 def newest_adapter(folder: Path) -> Path:
-    """THE rule for "newest" of stand-alone commands: the adapter of the highest vN whose manifest is whole.
+    """The newest adapter below `folder`. Raises `UserError` when there is none."""
+    return newest_output(folder, "adapter")
+
+
+def newest_output(folder: Path, name: str) -> Path:
+    """THE rule for "newest" of stand-alone commands: this output of the highest vN whose manifest is whole.
 
     Raises `UserError` when there is none.
     """
     why = "it holds no finished run"
     for path in versions(folder):
         manifest = read_manifest(path)
-        if manifest is None or "adapter" not in manifest.roots:
+        if manifest is None or name not in manifest.roots:
             continue
         damage = broken_output(path, manifest)
         if damage is None:
-            return path / manifest.roots["adapter"]
+            return path / manifest.roots[name]
         why = damage
-    raise UserError(f"{folder}: no adapter to use ({why}); train one first, or name one with --adapter.")
+    raise UserError(f"{folder}: no {name} to use ({why}); make one first: {MAKERS.get(name, 'agentexecutor all')}.")
+
+
+MAKERS: Final = {
+    "adapter": "agentexecutor sft-train or rl-train, or name one with --adapter",
+    "inference": "agentexecutor infer",
+    "report": "agentexecutor evaluate",
+}
+"""Output → what makes it, for the sentence of a stand-alone command that finds none."""
 
 
 def broken(checkpoint: Path, *, resumable: bool = False) -> str | None:
@@ -99,7 +120,9 @@ def broken(checkpoint: Path, *, resumable: bool = False) -> str | None:
     if state is None or state.get("global_step") != step:
         return f"{checkpoint / 'trainer_state.json'} is missing or of another step"
     saved = [*checkpoint.glob("*.pt"), *checkpoint.glob("*.pth"), *checkpoint.glob("global_step*/*.pt")]
-    cut = [path for path in saved if not zipfile.is_zipfile(path)]  # torch.save writes a zip, whose directory is at its end
+    cut = [
+        path for path in saved if not zipfile.is_zipfile(path)
+    ]  # torch.save writes a zip, whose directory is at its end
     if cut:
         return f"{cut[0]} is cut"
     if not [path for path in saved if "optim" in path.name]:
@@ -111,7 +134,9 @@ def check_adapter(path: Path, base: Path) -> None:
     """Raises `UserError` when `path` is no whole LoRA adapter, or was made for another base than the model in `base`."""
     damage = broken(path)
     if damage is not None:
-        raise UserError(f"the adapter {path} cannot be used: {damage}. Delete its vN folder and train again, or name another with --adapter.")
+        raise UserError(
+            f"the adapter {path} cannot be used: {damage}. Delete its vN folder and train again, or name another with --adapter."
+        )
     shapes = base_shapes(base)
     adapter = {name: tuple(info["shape"]) for name, info in safetensors_header(path / WEIGHTS).items()}
     known = 0
@@ -123,7 +148,9 @@ def check_adapter(path: Path, base: Path) -> None:
         known += 1
         fits = shape[1] == target[1] if side.startswith("A") else shape[0] == target[0]
         if not fits:
-            raise UserError(f"the adapter {path} was made for another model than {base}: {name} is {list(shape)}, the weight there {list(target)}.")
+            raise UserError(
+                f"the adapter {path} was made for another model than {base}: {name} is {list(shape)}, the weight there {list(target)}."
+            )
     made_for = Path(str((_json(path / CONFIG) or {}).get("base_model_name_or_path", ""))).name
     # A multimodal class names its weights differently in memory and on disk: then only the base's name can tell.
     if not known and made_for and made_for != base.name:
@@ -131,7 +158,9 @@ def check_adapter(path: Path, base: Path) -> None:
     layers = {int(found) for name in adapter if (found := _layer(name)) is not None}
     have = {int(found) for name in shapes if (found := _layer(name)) is not None}
     if known and layers - have:
-        raise UserError(f"the adapter {path} was made for another model than {base}: it has {max(layers) + 1} layers, the model {max(have, default=-1) + 1}.")
+        raise UserError(
+            f"the adapter {path} was made for another model than {base}: it has {max(layers) + 1} layers, the model {max(have, default=-1) + 1}."
+        )
 
 
 def base_shapes(base: Path) -> dict[str, tuple[int, ...]]:

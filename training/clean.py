@@ -22,7 +22,9 @@ def clean(profile: Profile, *, keep: int, dry_run: bool) -> list[Path]:
     if not layout.output.is_dir():
         return []
     gone: list[Path] = []
-    for parent in sorted({path.parent for path in layout.output.rglob("v*-*") if path.is_dir() and VERSION.match(path.name)}):
+    for parent in sorted(
+        {path.parent for path in layout.output.rglob("v*-*") if path.is_dir() and VERSION.match(path.name)}
+    ):
         versions = sorted((p for p in parent.iterdir() if VERSION.match(p.name)), key=_number)
         gone += versions[: max(0, len(versions) - keep)]
     runs = sorted((p.parent for p in layout.output.glob(f"*/{EVENTS}")), key=lambda p: p.stat().st_mtime)

@@ -17,7 +17,11 @@ from configs.profile import Profile
 
 GIB: Final = 1024**3
 
-KNOWN_PARAMETERS: Final = {"Qwen/Qwen3.8-27B": 27e9, "Qwen/Qwen3-4B-Instruct-2507": 4.02e9, "HuggingFaceTB/SmolLM2-135M-Instruct": 134.5e6}
+KNOWN_PARAMETERS: Final = {
+    "Qwen/Qwen3.8-27B": 27e9,
+    "Qwen/Qwen3-4B-Instruct-2507": 4.02e9,
+    "HuggingFaceTB/SmolLM2-135M-Instruct": 134.5e6,
+}
 """Where the model is not downloaded yet."""
 
 BYTES: Final = {True: 4, False: 2}
@@ -69,14 +73,20 @@ def plan(profile: Profile, memory_gb: float) -> Budget:
     try:
         count = parameters(profile)
     except KeyError:
-        raise UserError(f"the size of {profile.model.id} is not known before it is downloaded: python scripts/download_model.py --profile {profile.name}") from None
+        raise UserError(
+            f"the size of {profile.model.id} is not known before it is downloaded: python scripts/download_model.py --profile {profile.name}"
+        ) from None
     world = profile.hardware.nproc * profile.hardware.nnodes
     weight = count * BYTES[profile.on_cpu] / GIB
     sharded = profile.hardware.deepspeed in ("zero3", "zero3_offload")
     copies = world if profile.on_cpu else 1
     lora = lora_parameters(profile) * 16 / GIB
     memory = memory_gb * 1e9 / GIB
-    vllm = (weight * copies if profile.on_cpu else profile.rollout.gpu_memory_utilization * memory) if profile.rollout.engine == "vllm" else 0.0
+    vllm = (
+        (weight * copies if profile.on_cpu else profile.rollout.gpu_memory_utilization * memory)
+        if profile.rollout.engine == "vllm"
+        else 0.0
+    )
     parts = {
         "trainer weights": weight * copies / (world if sharded else 1),
         "LoRA, gradients and Adam": lora * copies / (world if profile.hardware.deepspeed != "none" else 1),
@@ -90,10 +100,25 @@ def plan(profile: Profile, memory_gb: float) -> Budget:
         advice = f"vLLM's share of {vllm:.1f} GiB cannot hold {needs:.1f} GiB of weights a card: raise VLLM_TP or VLLM_GPU_MEMORY_UTILIZATION"
     else:
         advice = "fits, before activations" if fits else f"does not fit; turn, in this order: {KNOBS}"
-    return Budget(profile=profile.name, cards=1 if profile.on_cpu else world, memory_gib=memory, parts=parts, total=total, fits=fits, advice=advice)
+    return Budget(
+        profile=profile.name,
+        cards=1 if profile.on_cpu else world,
+        memory_gib=memory,
+        parts=parts,
+        total=total,
+        fits=fits,
+        advice=advice,
+    )
 
 
 def render(budget: Budget) -> str:
     """The budget as lines for a person."""
     lines = [f"{name:<26} {size:8.2f} GiB" for name, size in budget.parts.items()]
-    return "\n".join([f"{budget.profile}: one of {budget.cards} with {budget.memory_gib:.1f} GiB", *lines, f"{'sum':<26} {budget.total:8.2f} GiB", budget.advice])
+    return "\n".join(
+        [
+            f"{budget.profile}: one of {budget.cards} with {budget.memory_gib:.1f} GiB",
+            *lines,
+            f"{'sum':<26} {budget.total:8.2f} GiB",
+            budget.advice,
+        ]
+    )

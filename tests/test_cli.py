@@ -1,0 +1,106 @@
+"""The command line as a newcomer types it: real processes, exit codes, one sentence for a mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from configs.load import ROOT, shipped
+
+FAKE_KEY = "marked-fake-key-5c1f"
+
+
+def cli(*words: str, env: dict[str, str] | None = None, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    clean = {k: v for k, v in os.environ.items() if k not in ("LLM_API_KEY", "E2B_API_KEY", "LLM_MODEL", "EPOCHS")}
+    command = [sys.executable, "-m", "agentexecutor", *words]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, cwd=cwd, env={**clean, **(env or {})}
+    )
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, agentexecutor.__main__ as m\n"
+        "sys.argv = ['agentexecutor', '--help']\n"
+        "try: m.main()\n"
+        "except SystemExit as e: assert e.code in (0, None), e.code\n"
+        "heavy = {'prefect', 'torch', 'swift', 'vllm', 'litellm', 'e2b', 'pydantic', 'yaml', 'pyarrow', 'httpx', 'asyncio.base_events'} & set(sys.modules)\n"
+        "print('HEAVY', sorted(heavy))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.splitlines()[-1] == "HEAVY []"
+
+
+def test_every_subcommand_of_the_design_exists_with_a_help_line() -> None:
+    steps = ["collect", "export", "sft-train", "rl-prepare", "rl-train", "rl-loop", "infer", "evaluate", "create-demo"]
+    around = ["patch-swift", "validate-tasks", "import-tasks", "view", "plan", "clean", "doctor", "deploy"]
+    shown = cli("--help").stdout
+    for name in ["run", "all", *steps, *around]:
+        assert f"│ {name} " in shown, name
+
+
+@pytest.mark.parametrize("profile", shipped())
+@pytest.mark.parametrize(
+    "command", [("sft-train",), ("rl-train",), ("infer", "--query", "What is the capital of France?")]
+)
+def test_dry_run_prints_the_whole_command_of_any_profile_without_torch(profile: str, command: tuple[str, ...]) -> None:
+    done = cli(*command, "--profile", profile, "--dry-run", env={"E2B_API_KEY": FAKE_KEY, "LLM_API_KEY": FAKE_KEY})
+    assert done.returncode == 0, done.stderr
+    assert "swift" in done.stdout
+    assert FAKE_KEY not in done.stdout + done.stderr
+    assert "torch.distributed.run" in done.stdout or command[0] == "infer"
+
+
+def test_run_with_the_mocks_writes_the_file_that_the_prompt_names() -> None:
+    done = cli("run", "--prompt", "create /workspace/hi.py", "--backend", "mock", "--llm", "mock")
+    assert done.returncode == 0, done.stderr
+    assert "── hi.py" in done.stdout
+    assert "stopped: finished" in done.stdout
+
+
+def test_run_writes_the_file_in_a_real_sandbox_too() -> None:
+    done = cli("run", "--prompt", "create /workspace/hi.py", "--backend", "local", "--llm", "mock", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "hi.py" in json.loads(done.stdout)["files"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("collect", "--tasks", "nowhere.jsonl"), "there is no such task file"),
+        (("collect", "--backend", "docker"), "sandboxes.backend"),
+        (("sft-train", "--rows", "nowhere.jsonl"), "nowhere.jsonl"),
+        (("collect", "--profile", "nowhere"), "there is no profile 'nowhere'"),
+        (("sft-train", "--epochs", "0"), "sft.epochs"),
+        (("evaluate", "--adapter", "broken"), "NAME=FOLDER"),
+    ],
+)
+def test_bad_usage_is_one_sentence_and_exit_2(words: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
+    done = cli(*words, "--output-dir", str(tmp_path / "output"))
+    assert done.returncode == 2, done.stderr
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_gpu_profile_without_its_keys_exits_2_and_names_them(tmp_path: Path) -> None:
+    done = cli("collect", "--profile", "qwen3.8-27b-4gpu", "--output-dir", str(tmp_path))
+    assert done.returncode == 2
+    assert "LLM_API_KEY" in done.stderr
+    assert "E2B_API_KEY" in done.stderr
+
+
+def test_collect_and_export_work_one_after_the_other(tmp_path: Path) -> None:
+    common = ("--profile", "laptop", "--data-dir", str(tmp_path / "data"), "--output-dir", str(tmp_path / "output"))
+    done = cli("collect", "--tasks", "datasets/sample_tasks.jsonl", "--backend", "local", "--agent", "builtin", *common)
+    assert done.returncode == 0, done.stderr
+    rows = tmp_path / "data" / "agent_lora_sft" / "sft" / "train.jsonl"
+    done = cli("export", "--out", str(rows), *common)
+    assert done.returncode == 0, done.stderr
+    assert len(rows.read_text().splitlines()) == 1
+    again = cli("collect", "--tasks", "datasets/sample_tasks.jsonl", "--json", *common)
+    assert json.loads(again.stdout)["reused"] is True
