@@ -22,7 +22,7 @@ ANSWER_S: Final = 15.0
 END_S: Final = 2.0
 """How long a box may take to end by itself before it is killed."""
 
-SOURCES: Final = ("frames", "boxfs", "supervisor")
+SOURCES: Final = ("frames", "boxfs", "command", "supervisor")
 """The modules of this package that run inside the box."""
 
 

@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from sandboxes import boxfs, frames
+from sandboxes.command import Command, Stream, census
 
 TICK_S = 0.05
 """Between two looks at the box's memory, processes and files while any process runs."""
@@ -37,34 +38,6 @@ MAX_INODES = 100_000
 
 SCRIPT_BYTES = 128 * 1024 - 1
 """Longest command: the kernel's limit for one argument."""
-
-
-class Stream:
-    """One pipe of a command: what is kept of it and how much came."""
-
-    def __init__(self, handle: int, limit: int) -> None:
-        self.handle, self.limit, self.kept, self.seen, self.open = handle, limit, bytearray(), 0, True
-
-    def take(self) -> None:
-        try:
-            data = os.read(self.handle, 65536)
-        except BlockingIOError:
-            return
-        self.open = bool(data)
-        self.seen += len(data)
-        self.kept += data[: max(0, self.limit - len(self.kept))]
-
-
-class Command:
-    """One running command; it stays known after its reply while a background child still writes into its pipes."""
-
-    def __init__(self, ident: int, pid: int, streams: list[Stream], timeout: float) -> None:
-        self.ident, self.pid, self.streams, self.started = ident, pid, streams, time.monotonic()
-        self.deadline = self.started + timeout
-        self.status: int | None = None
-        self.ended: float | None = None
-        self.timed_out = self.replied = False
-        self.note = ""
 
 
 class Supervisor:
@@ -154,7 +127,7 @@ class Supervisor:
                 f"the command {why}\n".encode(),
             )
             return
-        if self.alive and self.census()[1] >= self.options["processes"] - 1:
+        if self.alive and census()[1] >= self.options["processes"] - 1:
             self.kill_all("")  # an earlier command filled the process table; nothing could start beside it
         self.inodes = self.names()
         pipes = [os.pipe(), os.pipe()]
@@ -233,29 +206,12 @@ class Supervisor:
                 command.status = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
                 command.ended = time.monotonic()
 
-    def census(self, session: int = 0) -> tuple[int, int, list[int]]:
-        """Memory in bytes, threads, and the processes of one session, over everything in the box but the supervisor."""
-        memory, threads, of_session = 0, 0, []
-        for name in os.listdir("/proc"):
-            if not name.isdigit() or name == "1":
-                continue
-            try:
-                with open(f"/proc/{name}/status", "rb") as file:
-                    lines = dict(line.split(b":", 1) for line in file.read().splitlines() if b":" in line)
-            except OSError:
-                continue  # it ended meanwhile
-            memory += sum(int(lines[key].split()[0]) for key in (b"RssAnon", b"RssShmem") if key in lines) * 1024
-            threads += int(lines.get(b"Threads", b"1"))
-            if session and int(lines.get(b"NSsid", b"0").split()[-1]) == session:
-                of_session.append(int(name))
-        return memory, threads, of_session
-
     def names(self) -> int:
         """Files and directories in the writable trees."""
         return sum(tree.f_files - tree.f_ffree for tree in map(os.statvfs, self.options["writable"]))
 
     def kill_session(self, leader: int) -> None:
-        for pid in [leader, *self.census(leader)[2]]:
+        for pid in [leader, *census(leader)[2]]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -276,7 +232,7 @@ class Supervisor:
         if not self.alive or now - self.looked < TICK_S:
             return
         self.looked = now
-        memory, threads, _ = self.census()
+        memory, threads, _ = census()
         self.crowded = self.crowded + 1 if threads >= self.options["processes"] - 1 else 0
         names = self.names()
         grew, self.inodes = names > self.inodes, names
@@ -306,7 +262,7 @@ class Supervisor:
             if command.replied and drained and command.status is not None:
                 del self.commands[pid]
         if self.quieting is not None and (not self.alive or now >= self.quiet_deadline):
-            self.reply(self.quieting, {"left": self.census()[1]} if self.alive else {})
+            self.reply(self.quieting, {"left": census()[1]} if self.alive else {})
             self.quieting = None
 
     def serve(self) -> NoReturn:

@@ -126,14 +126,8 @@ async def test_quiesce_kills_every_process_that_commands_left_and_keeps_the_file
     size = len(await box.read_file("grows"))
     await asyncio.sleep(0.2)
     assert len(await box.read_file("grows")) == size
-    assert (await box.run("ps -e -o comm= | sort | tr '\\n' ' '; cat f")).stdout.split() == [
-        "bash",
-        "ps",
-        "python3",
-        "sort",
-        "tr",
-        "kept",
-    ]
+    left = (await box.run("ps -e -o comm= > left; sort left f")).stdout.split()
+    assert left == ["bash", "kept", "ps", "python3"]
 
 
 # --- behaviour 22: hostile names and files ----------------------------------------------------------------------------------------------------
@@ -357,6 +351,13 @@ async def test_memory_files_sizes_and_network_are_what_the_backend_was_told() ->
 
 # --- behaviour 3: nothing survives us ---------------------------------------------------------------------------------------------------------
 
+
+def running(marker: str) -> list[int]:
+    """Host processes whose command line ends in `sleep <marker>`."""
+    done = subprocess.run(["pgrep", "-x", "-f", f"sleep {marker}"], stdout=subprocess.PIPE, text=True, check=False)
+    return [int(pid) for pid in done.stdout.split()]
+
+
 CRASH = """
 import asyncio, os, sys
 from pathlib import Path
@@ -365,11 +366,12 @@ async def main():
     backend = LocalBackend(root=Path(sys.argv[1]))
     boxes = [await backend.create(run_id="crashed", lifetime_s=600) for _ in range(3)]
     for box in boxes:
-        await box.run("sleep 987654 & setsid sleep 987654 &")
+        await box.run("sleep MARKER & setsid sleep MARKER &")
     print(*[box._box.process.pid for box in boxes], flush=True)
     if sys.argv[2] == "exit":
+        sys.stdin.readline()
         return
-    await boxes[0].run("sleep 987654", timeout_s=600)
+    await boxes[0].run("sleep MARKER", timeout_s=600)
 asyncio.run(main())
 """
 
@@ -378,21 +380,28 @@ asyncio.run(main())
 def test_sandboxes_die_with_their_process_however_it_dies_and_sweep_clears_the_records(
     tmp_path: Path, how: str
 ) -> None:
+    marker = f"98765{os.getpid()}"
     child = subprocess.Popen(
-        [sys.executable, "-c", CRASH, str(tmp_path), how], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, "-c", CRASH.replace("MARKER", marker), str(tmp_path), how],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     )
     assert child.stdout is not None
+    assert child.stdin is not None
     pids = [int(pid) for pid in child.stdout.readline().split()]
     assert len(pids) == 3
+    assert len(running(marker)) >= 6
     if how != "exit":
         child.send_signal(getattr(signal, how))
+    child.stdin.close()
     child.wait(timeout=20)
     child.stdout.close()
     deadline = time.monotonic() + 5
-    while still_there(pids) and time.monotonic() < deadline:
+    while (left := running(marker) + still_there(pids)) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert not still_there(pids)
-    assert subprocess.run(["pgrep", "-f", "sleep 987654"], stdout=subprocess.PIPE, check=False).stdout == b""
+    assert not left
     asyncio.run(LocalBackend(root=tmp_path).sweep("crashed"))
     assert not os.listdir(tmp_path)
 
