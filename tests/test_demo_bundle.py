@@ -49,7 +49,7 @@ class Inputs:
         self.profile = load_profile("laptop", flags={"paths.output": folder / "output"}, environ={})
         self.folder, self.out = folder, folder / "demo"
         self.answers: list[dict[str, Any]] = [
-            {"policy": "base", "query": "What is the capital of France?", "response": PARIS, "adapter_digest": None},
+            {"policy": "base", "query": "What is the capital of France?", "response": PARIS, "adapter_digest": ""},
             {"policy": "sft", "query": "What is the capital of France?", "response": PARIS, "adapter_digest": SFT},
         ]
         write_trajectories(folder / "t.parquet", episodes)

@@ -20,7 +20,7 @@ from training.results import Row, read_results, write_results
 
 
 def row(policy: str, task: str, verdict: str, *, family: str = "edit", attempt: int = 0, stop: str = "finished", reason: str = "") -> Row:
-    return Row(policy, task, f"digest-{task}", family, attempt, verdict, reason, stop, 1.5, 100, 20, 2, 1, 1, 0.1, 0.2, 0.7, 0.3, 0.2)
+    return Row(policy, task, f"digest-{task}", family, attempt, verdict, reason, stop, 1.5, 100, 20, 2, 1, 1, 0.1, 0.2, 0.7, 0.3, 0.1, 0.1)
 
 
 ROWS = [

@@ -46,7 +46,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     model = tmp_path / "models" / "tiny"
     model.mkdir(parents=True)
     safetensors(model / "model.safetensors", {"model.layers.0.self_attn.q_proj.weight": [8, 8]})
-    (model / "config.json").write_text("{}")
+    for name in ("config.json", "tokenizer_config.json"):
+        (model / name).write_text("{}")
     (tmp_path / "heldout.jsonl").write_text("".join(HELDOUT.read_text().splitlines(keepends=True)[:3]))
     monkeypatch.setenv("STAND_IN_TASKS", str(tmp_path / "heldout.jsonl"))
     monkeypatch.setenv("STAND_IN_SOLVED", "script,directory")

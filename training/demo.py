@@ -126,7 +126,8 @@ def _figures(report: Mapping[str, Any]) -> dict[str, Any]:
 def _answers(rows: list[Any], checkpoints: Mapping[str, str], source: Path) -> list[Answer]:
     """Every policy's answer to the first query. Raises `UserError` when they are of other checkpoints than the evaluation."""
     query = rows[0].get("query") if rows else None
-    found = [Answer(policy=r["policy"], query=r["query"], response=r["response"], adapter_digest=r["adapter_digest"]) for r in rows if r["query"] == query]
+    asked = [row for row in rows if row["query"] == query]
+    found = [Answer(policy=r["policy"], query=r["query"], response=r["response"], adapter_digest=r["adapter_digest"] or None) for r in asked]
     for answer in found:
         if answer.adapter_digest != checkpoints.get(answer.policy):
             raise UserError(f"{source}: {answer.policy} there is not the checkpoint that was evaluated; run infer and evaluate on the same one.")

@@ -6,7 +6,6 @@ adapter costs only its own episodes.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,22 +13,23 @@ from pathlib import Path
 from typing import Any, Final
 
 from agents.task import Task, load_tasks, refuse_overlap
-from configs.errors import UserError
 from configs.files import digest_file, digest_json, read_jsonl, write_atomic, write_json
 from configs.manifest import StepResult, read_manifest, run_step
 from configs.profile import Profile
 from configs.run import Layout, Run
 from training.arguments import BASE_NAME
 from training.checkpoints import CONFIG, WEIGHTS, check_adapter, new_version, versions
-from training.contest import Contest, Plan, Policy
+from training.heldout import HeldoutEpisodes, Plan, Policy
+from training.models import check_model
 from training.page import html
 from training.report import build, headline, markdown
 from training.results import write_results
 from training.serve import command
+from training.sft import model_digest as model_digest
+from training.trainer import METRICS
 from training.versions import train_versions
 
 VERSION: Final = 1
-METRICS: Final = "metrics.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,7 @@ def evaluate(run: Run, tasks: Path, adapters: Mapping[str, Path]) -> StepResult:
     heldout = load_tasks(tasks)
     if profile.collect.tasks.is_file():
         refuse_overlap(load_tasks(profile.collect.tasks), heldout)
+    check_model(profile.model_path)
     for path in adapters.values():
         check_adapter(path, profile.model_path)
     command(run, adapters, 0)  # refuses a name that cannot be served, before anything is started
@@ -93,7 +94,7 @@ def _make(
     names = [BASE_NAME, *adapters]
     policies = [Policy(name, layout.evaluate / "episodes" / digests.policy(name)) for name in names]
     plan = Plan(heldout, policies, profile.evaluate.attempts)
-    outcome = Contest(run, plan, adapters, reuse="evaluate" not in run.force).hold()
+    outcome = HeldoutEpisodes(run, plan, adapters, reuse="evaluate" not in run.force).run_missing()
     folder = new_version(layout.evaluate)
     outputs = {
         "results": folder / "results.parquet",
@@ -108,8 +109,9 @@ def _make(
         "model": profile.model.id,
         "profile": profile.name,
         "tasks": {"file": tasks.name, "count": len(heldout), "families": sorted({task.family for task in heldout})},
-        "adapters": digests.adapters,
-        "settings": {**digests.settings, "attempts": profile.evaluate.attempts, "engine": outcome.engine},
+        "adapters": {name: digest_file(path / WEIGHTS) for name, path in adapters.items()},  # as `sha256sum` and infer say it
+        "settings": {**digests.settings, "attempts": profile.evaluate.attempts},
+        "engine": outcome.engine,
         "versions": installed,
         "reused_episodes": outcome.reused,
         "tokens_per_second": round(tokens / outcome.episodes_s, 1) if tokens and outcome.episodes_s else None,
@@ -159,19 +161,8 @@ def settings(profile: Profile) -> dict[str, Any]:
 
 
 def adapter_digest(path: Path) -> str:
-    """SHA-256 over an adapter's weights and configuration: what a checkpoint is, wherever its folder lies."""
+    """SHA-256 over an adapter's weights and configuration (its scaling is there): what it does, wherever its folder lies."""
     return digest_json([digest_file(path / WEIGHTS), digest_file(path / CONFIG)])
-
-
-def model_digest(path: Path) -> str:
-    """SHA-256 that names a base model: the digests recorded when it was provisioned, or sizes and small files of a foreign folder."""
-    recorded = path / "model.json"
-    if recorded.is_file():
-        files: dict[str, Any] = json.loads(recorded.read_text(encoding="utf-8"))["files"]
-        return digest_json({name: fact["sha256"] for name, fact in files.items()})
-    if not path.is_dir():
-        raise UserError(f"{path}: no such model folder; `python scripts/download_model.py` brings the profile's model.")
-    return digest_json([[p.name, p.stat().st_size, digest_file(p) if p.suffix == ".json" else ""] for p in sorted(path.iterdir()) if p.is_file()])
 
 
 def _metrics(adapter: Path) -> list[dict[str, float]]:

@@ -12,7 +12,7 @@ from training.report import tables
 CURVES: Final = (
     ("loss", "loss", "loss"),
     ("reward", "reward", "mean reward of scored rollouts"),
-    ("rollout_correction/kl", "gap between trainer and sampler", "KL"),
+    ("rollout_correction/k3_kl", "gap between trainer and sampler", "KL"),
     ("kl", "KL to the adapter it started from", "KL"),
 )
 """Key of metrics.jsonl, what it is called, and its unit. `loss` is drawn for SFT alone: GRPO's says nothing about progress."""

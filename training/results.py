@@ -11,7 +11,7 @@ from agents.trajectory import Trajectory, Verdict
 from configs.errors import UserError
 from configs.files import write_atomic
 
-PHASES: Final = ("create", "setup", "generate", "tools", "grade")
+PHASES: Final = ("create", "setup", "generate", "tools", "export", "grade")
 """Phases of an episode whose seconds are kept, by their names in Trajectory.timings."""
 
 
@@ -39,6 +39,7 @@ class Row:
     setup: float
     generate: float
     tools: float
+    export: float
     grade: float
 
     @property

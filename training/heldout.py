@@ -1,4 +1,4 @@
-"""Hold an evaluation's episodes: policies × tasks × attempts, so many at once, against one server, each finished one stored at once."""
+"""The episodes of an evaluation: policies × tasks × attempts, so many at once, against one server, each finished one stored at once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Plan:
 
 
 @dataclass
-class Outcome:
+class Gathered:
     """All episodes of a plan, in its order."""
 
     rows: list[Row]
@@ -62,7 +62,7 @@ Place = tuple[str, str, int]
 
 
 @dataclass
-class Contest:
+class HeldoutEpisodes:
     run: Run
     plan: Plan
     adapters: Mapping[str, Path]
@@ -70,14 +70,14 @@ class Contest:
     """Whether stored episodes count; False runs all of them again."""
     done: dict[Place, Trajectory] = field(default_factory=dict)
 
-    def hold(self) -> Outcome:
+    def run_missing(self) -> Gathered:
         """Run what is missing. Raises `WorkFailed` when the server dies and `UserError` where sandboxes cannot run; what is finished is kept."""
         places = [(policy, task, attempt) for policy in self.plan.policies for task in self.plan.tasks for attempt in range(self.plan.attempts)]
         for policy, task, attempt in places:
             stored = self._stored(policy, task, attempt)
             if stored is not None:
                 self.done[policy.name, task.id, attempt] = stored
-        outcome = Outcome([], len(self.done))
+        outcome = Gathered([], len(self.done))
         missing = [place for place in places if (place[0].name, place[1].id, place[2]) not in self.done]
         if missing:
             self._progress(len(places))
