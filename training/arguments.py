@@ -127,6 +127,7 @@ GRPO: Final[list[Flag]] = [
     Flag("temperature", lambda j: j.profile.grpo.temperature, ""),
     Flag("max_completion_length", lambda j: j.profile.grpo.max_completion_length, "tokens of one turn (completion_length_limit_scope per_round)"),
     Flag("max_turns", lambda j: j.profile.grpo.max_turns, ""),
+    Flag("dataset_shuffle", lambda j: False, "rl-prepare put the families in turn, so that each step sees several"),
     Flag("truncation_strategy", lambda j: "delete", "rl-prepare dropped long prompts before; a cut one is another task"),
     Flag("multi_turn_scheduler", lambda j: SCHEDULER, "runs the policy's tool calls in one sandbox per rollout"),
     Flag("reward_funcs", lambda j: REWARD, ""),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -17,21 +19,20 @@ from configs.manifest import StepResult, run_step
 from configs.profile import Profile
 from configs.run import Layout, Run
 from sandboxes import SandboxError, make_for
+from training import encode
 from training.arguments import Job, grpo_command
-from training.checkpoints import broken, check_adapter, checkpoints, interrupted, last_whole, new_version, versions
+from training.checkpoints import check_adapter, interrupted, last_whole, new_version, versions
 from training.evaluate import adapter_digest, model_digest
 from training.launch import Command
-from training.metrics import Watch, time_left
 from training.models import check_model
 from training.rollout import PROFILE_VARIABLE, ROLLOUTS, RUN_ID_VARIABLE, rank_run_id
 from training.rows import Row, prompt_row
-from training.supervise import Finished, run_child
+from training.trainer import METRICS, train
 from training.versions import train_versions
 
 PREPARE_VERSION: Final = 1
 VERSION: Final = 1
 REPORT: Final = "report.json"
-METRICS: Final = "metrics.jsonl"
 
 
 def prepare(run: Run, tasks: Path, out: Path) -> StepResult:
@@ -41,26 +42,38 @@ def prepare(run: Run, tasks: Path, out: Path) -> StepResult:
     `UserError` for unreadable tasks.
     """
     profile = run.profile
+    layout, model = Layout(profile), profile.model
+    check_model(profile.model_path)
+    sft_rows = layout.sft_rows if layout.sft_rows.is_file() else None
+    limit = min(model.max_length, profile.rollout.max_model_len) - profile.grpo.max_completion_length
     inputs = {
         "tasks": digest_file(tasks) if tasks.is_file() else "",
         "tools": digest_json(schemas(profile.collect.tools)),
-        "format": digest_json(profile.model.model_dump(mode="json", exclude={"folder", "source"})),
-        "seed": str(profile.seed),
+        "model": model_digest(profile.model_path),
+        "format": digest_json([model.template, model.agent_template, model.thinking, limit, profile.seed]),
+        "sft rows": digest_file(sft_rows) if sft_rows else "",
     }
 
     def make() -> tuple[Path, dict[str, Path], dict[str, Any]]:
         accepted = load_tasks(tasks)
-        run.progress("rl-prepare", 0, len(accepted), "building prompts")
-        rows = prompt_rows(profile, accepted)
-        families = {
-            family: sum(row["family"] == family for row in rows)
-            for family in sorted({task.family for task in accepted})
+        run.progress("rl-prepare", 0, len(accepted), "checking the prompts with the tokenizer")
+        everything = out.with_name("prompts.jsonl")
+        write_jsonl(everything, prompt_rows(profile, accepted))
+        report_file = out.parent / REPORT
+        found = encode.check(run, "rl", everything, out, report_file, limit=limit, against=sft_rows)
+        everything.unlink()
+        families = Counter(row["family"] for row in read_jsonl(out))
+        report: dict[str, Any] = {
+            "tasks": len(accepted),
+            "rows": found["kept"],
+            "families": dict(sorted(families.items())),
+            "dropped": found["dropped"],
+            "longest_prompt": found["longest"],
+            "same_prompt_as_sft": found["compared"],
         }
-        report: dict[str, Any] = {"tasks": len(accepted), "rows": len(rows), "families": families}
-        write_jsonl(out, rows)
-        write_json(out.parent / REPORT, report)
-        run.progress("rl-prepare", len(rows), len(rows), f"{len(rows)} prompts of {len(families)} families")
-        return out.parent, {"rows": out, "report": out.parent / REPORT}, report
+        write_json(report_file, {**report, "named": found["named"], "limit": limit})
+        run.progress("rl-prepare", len(accepted), len(accepted), f"{found['kept']} prompts of {len(families)} families")
+        return out.parent, {"rows": out, "report": report_file}, report
 
     return run_step(
         "rl-prepare",
@@ -153,43 +166,27 @@ def _make(
     run: Run, rows: Path, adapter: Path | None, inputs: dict[str, str]
 ) -> tuple[Path, dict[str, Path], dict[str, Any]]:
     layout = Layout(run.profile)
-    resumed = None if "grpo" in run.force else interrupted(layout.grpo, inputs)
-    folder = resumed or new_version(layout.grpo, inputs)
+    folder = (None if "grpo" in run.force else interrupted(layout.grpo, inputs)) or new_version(layout.grpo, inputs)
     resume = last_whole(folder)
     done = int(resume.name.rsplit("-", 1)[-1]) if resume else 0
-    before = _keep_until(folder, done)
-    watch = Watch("grpo", run.profile.hardware.nproc * run.profile.hardware.nnodes)
-    run.progress(
-        "grpo", done, 0, f"resuming after step {done}" if resume else "loading the model and starting the sampler"
-    )
-
-    def on_line(line: str) -> None:
-        logged = watch.line(line)
-        if logged is None or not logged.step:
-            return
-        write_jsonl(folder / METRICS, [*before, *watch.rows()])  # each step, so that a crash loses none
-        figures = {name: logged.values[key] for name, key in SHOWN.items() if key in logged.values}
-        note = ", ".join(
-            [f"{name} {value:.3g}" for name, value in figures.items()] + [time_left(logged.seconds_left)]
-        ).rstrip(", ")
-        run.progress("grpo", logged.step, logged.max_steps, note, **figures)
-
-    def missing() -> str | None:
-        newest = checkpoints(folder)[:1]
-        return broken(newest[0]) if newest else f"there is no checkpoint in {folder}"
-
+    _forget_after(folder, done)
+    run.progress("grpo", done, 0, f"resuming after step {done}" if resume else "loading the model and the sampler")
+    started = time.monotonic()
     try:
-        finished = run_child(
-            command(run, rows, adapter, folder, resume), run.log("grpo"), name="grpo", on_line=on_line, expect=missing
-        )
+        trained = train(run, "grpo", command(run, rows, adapter, folder, resume), folder, resume, shown=SHOWN)
     finally:
         _sweep(run)
-    metrics = [*before, *watch.rows()]
-    if not metrics:
-        raise WorkFailed(f"grpo ended well but logged no step; its whole output is in {finished.log}.")
-    write_jsonl(folder / METRICS, metrics)
-    outputs = {"adapter": checkpoints(folder)[0], "metrics": folder / METRICS, "rollouts": folder / ROLLOUTS}
-    return folder, outputs, summary(metrics, finished)
+    check_adapter(trained.adapter, run.profile.model_path)
+    if not trained.rows:
+        raise WorkFailed(f"grpo: no step was logged; see {run.log('grpo')}.")
+    outputs = {"adapter": trained.adapter, "metrics": folder / METRICS, "rollouts": folder / ROLLOUTS}
+    figures = summary(trained.rows)
+    figures |= {
+        "seconds": round(time.monotonic() - started, 1),
+        "peak_memory_gib": round(trained.peak_rss_bytes / 2**30, 2),
+        "resumed_from": resume.name if resume else "",
+    }
+    return folder, outputs, figures
 
 
 SHOWN: Final = {
@@ -202,32 +199,30 @@ SHOWN: Final = {
 """Figure on the progress line → ms-swift's key. `gap` is trainer against sampler in nats a token."""
 
 
-def summary(metrics: Sequence[dict[str, float]], finished: Finished) -> dict[str, Any]:
+def summary(metrics: Sequence[dict[str, float]]) -> dict[str, Any]:
     """Small JSON for people: first and last step's figures, and the worst gap between trainer and sampler."""
     first, last = metrics[0], metrics[-1]
-    families = {
-        key.rsplit("/", 1)[-1]: round(value, 4) for key, value in last.items() if key.startswith("agent/reward/")
-    }
     gaps = [row[SHOWN["gap"]] for row in metrics if SHOWN["gap"] in row]
     return {
         "steps": int(last["step"]),
         "reward": [round(row["reward"], 4) for row in (first, last) if "reward" in row],
         "pass_rate": [round(row[SHOWN["pass_rate"]], 4) for row in (first, last) if SHOWN["pass_rate"] in row],
-        "reward_by_family": families,
+        "reward_by_family": {
+            key.removeprefix(FAMILY): round(value, 4) for key, value in last.items() if key.startswith(FAMILY)
+        },
         "not_scored": int(sum(row.get(SHOWN["not_scored"], 0) for row in metrics)),
         "largest_gap": round(max(gaps), 6) if gaps else None,
-        "seconds": round(finished.seconds, 1),
-        "peak_rss_gb": round(finished.peak_rss_bytes / 1e9, 2),
     }
 
 
-def _keep_until(folder: Path, step: int) -> list[dict[str, float]]:
-    """Metrics up to `step`; rollouts of later steps, which will be made again, are taken out of their files."""
+FAMILY: Final = "agent/reward/"
+
+
+def _forget_after(folder: Path, step: int) -> None:
+    """Take rollouts of later steps, which will be made again, out of their files."""
     for file in (folder / ROLLOUTS).glob("*.jsonl"):
         lines = [line for line in file.read_text(encoding="utf-8").splitlines() if _step(line) <= step]
         write_jsonl(file, [json.loads(line) for line in lines])
-    file = folder / METRICS
-    return [row for row in read_jsonl(file) if row["step"] <= step] if file.is_file() else []
 
 
 def _step(line: str) -> float:

@@ -6,6 +6,7 @@ Heavy libraries are imported inside the functions: importing this module costs n
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import os
@@ -227,6 +228,24 @@ def broken_metrics(logs: dict[str, Any]) -> str:
     return ""
 
 
+def close_sandboxes() -> str:
+    """Sandboxes end with the training, also with one that fails. (At interpreter exit it is too late: no thread can be started any more.)"""
+    from swift.rlhf_trainers import GRPOTrainer
+
+    def make(original: Any) -> Any:
+        def train(self: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                rollouts = getattr(self.multi_turn_scheduler, "rollouts", None)
+                if rollouts is not None:
+                    asyncio.run(rollouts.close())
+
+        return train
+
+    return replace(GRPOTrainer, "train", make)
+
+
 def _only_scored() -> str:
     from training.scored import only_scored
 
@@ -240,4 +259,5 @@ PATCHES: Final[dict[str, Callable[[], str]]] = {
     "trained ids are the sampled ids": exact_tokens,
     "not-scored rollouts": _only_scored,
     "trainer against sampler": watch_gap,
+    "sandboxes end with the training": close_sandboxes,
 }

@@ -5,8 +5,6 @@ Colocate runs all rollouts of a step turn by turn: a turn costs its generation p
 
 from __future__ import annotations
 
-import asyncio
-import atexit
 from copy import copy
 from typing import Any, Final
 
@@ -27,7 +25,6 @@ class AgentSandbox(MultiTurnScheduler):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self.rollouts: Rollouts = kwargs.get("rollouts") or from_environment()
         self._pending: dict[str, list[Message]] = {}
-        atexit.register(lambda: asyncio.run(self.rollouts.close()))
 
     async def on_trajectory_start(self, requests: list[Any]) -> None:
         await self.rollouts.start(

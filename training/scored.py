@@ -6,6 +6,7 @@ deviation are those of the scored rollouts, the gap's tokens are masked, and the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -57,12 +58,18 @@ def only_scored() -> str:
         trainer._postprocess_batch, "self._compute_advantages(samples, self._rewards_per_func, batch_encoded_inputs)"
     )
     expect(trainer._compute_loss_single, "self._compute_loss_and_metrics(model, model_inputs, grpo_batch)")
+    logging.getLogger("swift").addFilter(_no_gap_warning)
     done = replace(module, "compute_advantages", _advantages)
     replace(module, "compute_reward_metrics", _reward_metrics)
     replace(trainer, "_score_completions", _count)
     replace(trainer, "_postprocess_batch", _mask)
     replace(trainer, "_compute_loss_and_metrics", _rescale)
     return done
+
+
+def _no_gap_warning(record: logging.LogRecord) -> bool:
+    """ms-swift warns of a missing reward by printing the whole rollout; here it is expected, counted and shown as `agent/not_scored`."""
+    return "All reward functions returned None" not in str(record.msg)
 
 
 def _weighted(rewards_per_func: Any, weights: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -19,6 +19,8 @@ from training.supervise import run_child
 METRICS: Final = "metrics.jsonl"
 STALL_S: Final = 3600.0
 """Seconds without any output after which a training counts as hung; the longest silence is one step, or loading a large model."""
+
+SHOWN: Final = {"loss": "loss"}
 
 Metric = dict[str, float]
 
@@ -40,12 +42,13 @@ def train(
     version: Path,
     resume: Path | None,
     *,
+    shown: Mapping[str, str] = SHOWN,
     on_step: Callable[[Logged], None] | None = None,
 ) -> Trained:
     """Train in `version`, from `resume` where given.
 
-    `on_step` sees every logged step and may raise to stop. Raises `WorkFailed` with the log's tail for a failure, a loss that is no number, several
-    trainings instead of one, or an end without the last step's checkpoint.
+    `shown` maps a figure of the progress to ms-swift's key. `on_step` sees every logged step and may raise to stop. Raises `WorkFailed` with the
+    log's tail for a failure, a loss that is no number, several trainings instead of one, or an end without the last step's checkpoint.
     """
     metrics = version / METRICS
     started = int(resume.name.rpartition("-")[2]) if resume else 0
@@ -58,8 +61,8 @@ def train(
         if logged is None or not logged.step:
             return
         _append(metrics, watch.rows()[-1])
-        shown = {key: logged.values[key] for key in ("loss", "reward", "kl") if key in logged.values}
-        run.progress(step, logged.step, logged.max_steps, time_left(logged.seconds_left), **shown)
+        figures = {name: logged.values[key] for name, key in shown.items() if key in logged.values}
+        run.progress(step, logged.step, logged.max_steps, time_left(logged.seconds_left), **figures)
         if on_step is not None:
             on_step(logged)
 
