@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+from grpo_kit import start
 
 from agents.trajectory import Trajectory, Verdict
 from configs.files import read_jsonl
-from configs.load import ROOT, load_profile
-from configs.run import Layout, Run, new_run
+from configs.run import Layout, Run
 from sandboxes.registry import make_for
 from training import grpo
 from training.checkpoints import broken
@@ -20,16 +19,10 @@ from training.rollout import rank_run_id
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Any]:
-    """One GRPO run of two steps, from the base; about 90 s."""
-    subprocess.run([sys.executable, str(ROOT / "scripts/download_model.py"), "--profile", "smoke-zero3"], check=True)
-    folder = tmp_path_factory.mktemp("zero3")
-    profile = load_profile(
-        "smoke-zero3", flags={"paths.output": str(folder / "output"), "paths.data": str(folder / "data")}, environ={}
-    )
-    run = new_run(profile)
-    rows = grpo.prepare(run, profile.collect.tasks, Layout(profile).rl_rows)
-    return run, grpo.grpo(run, rows.outputs["rows"], None)
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Any, Path]:
+    """One GRPO run of two steps from an adapter that is not zero; about 90 s."""
+    run, rows, adapter = start(tmp_path_factory.mktemp("zero3"), "smoke-zero3")
+    return run, grpo.grpo(run, rows, adapter), adapter
 
 
 def rollouts(result: Any) -> list[Trajectory]:
@@ -39,8 +32,8 @@ def rollouts(result: Any) -> list[Trajectory]:
 
 
 @pytest.mark.slow
-def test_two_processes_train_one_adapter_under_zero3(trained: tuple[Run, Any]) -> None:
-    run, result = trained
+def test_two_processes_train_one_adapter_under_zero3(trained: tuple[Run, Any, Path]) -> None:
+    run, result, _ = trained
     assert [row["step"] for row in read_jsonl(result.outputs["metrics"])] == [1.0, 2.0]
     assert broken(result.outputs["adapter"]) is None
     assert result.outputs["adapter"].name == "checkpoint-2"
@@ -50,7 +43,7 @@ def test_two_processes_train_one_adapter_under_zero3(trained: tuple[Run, Any]) -
 
 
 @pytest.mark.slow
-def test_what_was_trained_is_what_was_sampled(trained: tuple[Run, Any]) -> None:
+def test_what_was_trained_is_what_was_sampled(trained: tuple[Run, Any, Path]) -> None:
     found = rollouts(trained[1])
     assert len(found) == 8
     for rollout in found:
@@ -61,7 +54,7 @@ def test_what_was_trained_is_what_was_sampled(trained: tuple[Run, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_every_rollout_was_graded_and_grouped(trained: tuple[Run, Any]) -> None:
+def test_every_rollout_was_graded_and_grouped(trained: tuple[Run, Any, Path]) -> None:
     found = rollouts(trained[1])
     assert all(rollout.outcome.verdict is not Verdict.NOT_SCORED for rollout in found), [
         r.outcome.reason for r in found
@@ -74,23 +67,23 @@ def test_every_rollout_was_graded_and_grouped(trained: tuple[Run, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_sampler_and_trainer_agree_also_after_the_second_sync(trained: tuple[Run, Any]) -> None:
+def test_sampler_and_trainer_agree_also_after_the_second_sync(trained: tuple[Run, Any, Path]) -> None:
     gaps = [row["rollout_correction/k3_kl"] for row in read_jsonl(trained[1].outputs["metrics"])]
     assert len(gaps) == 2
     assert max(gaps) < 0.01
 
 
 @pytest.mark.slow
-async def test_no_sandbox_of_the_run_is_left(trained: tuple[Run, Any]) -> None:
-    run, _ = trained
+async def test_no_sandbox_of_the_run_is_left(trained: tuple[Run, Any, Path]) -> None:
+    run, _, _ = trained
     backend = make_for(run.profile.sandboxes)
     assert [await backend.sweep(rank_run_id(run.run_id, rank)) for rank in range(2)] == [0, 0]
 
 
 @pytest.mark.slow
-def test_the_same_run_again_is_reused_and_says_so(trained: tuple[Run, Any]) -> None:
-    run, result = trained
-    again = grpo.grpo(run, Layout(run.profile).rl_rows, None)
+def test_the_same_run_again_is_reused_and_says_so(trained: tuple[Run, Any, Path]) -> None:
+    run, result, adapter = trained
+    again = grpo.grpo(run, Layout(run.profile).rl_rows, adapter)
     assert (again.reused, again.digest) == (True, result.digest)
     events = [json.loads(line) for line in (run.folder / "events.jsonl").read_text().splitlines()]
     assert any(event["kind"] == "progress" and "gap" in event for event in events)

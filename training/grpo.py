@@ -114,13 +114,15 @@ def command(
     return grpo_command(job, {PROFILE_VARIABLE: str(run.folder / "profile.yaml"), RUN_ID_VARIABLE: run.run_id})
 
 
-def grpo(run: Run, rows: Path, adapter: Path | None) -> StepResult:
+def grpo(run: Run, rows: Path, adapter: Path | None, *, parent: Path | None = None) -> StepResult:
     """Train by GRPO on `rows`, going on from `adapter` (None: from the base).
 
-    Outputs: adapter (checkpoint folder), metrics (one row a step), rollouts (every trajectory). An interrupted run with equal inputs is resumed
+    `parent` is where the vN folder goes, by default that of the model's GRPO runs. Outputs: adapter (checkpoint folder), metrics (one row a step),
+    rollouts (every trajectory). An interrupted run with equal inputs is resumed
     from its last whole checkpoint. Raises `UserError` for broken inputs, `WorkFailed` with the log's tail when the trainer fails.
     """
-    profile, layout = run.profile, Layout(run.profile)
+    profile = run.profile
+    folder = parent or Layout(profile).grpo
     check_model(profile.model_path)
     if not rows.is_file():
         raise UserError(f"{rows}: there are no GRPO prompts; make them with `agentexecutor rl-prepare`.")
@@ -134,14 +136,14 @@ def grpo(run: Run, rows: Path, adapter: Path | None) -> StepResult:
     }
 
     def make() -> tuple[Path, dict[str, Path], dict[str, Any]]:
-        return _make(run, rows, adapter, inputs)
+        return _make(run, rows, adapter, folder, inputs)
 
     force = "grpo" in run.force
     return run_step(
         "grpo",
         version=VERSION,
         inputs=inputs,
-        candidates=lambda: versions(layout.grpo),
+        candidates=lambda: versions(folder),
         make=make,
         force=force,
         versions=train_versions(profile),
@@ -155,7 +157,7 @@ def settings(profile: Profile) -> dict[str, Any]:
         "lora": profile.lora.model_dump(mode="json"),
         "model": profile.model.model_dump(mode="json", exclude={"folder", "source"}),
         "rollout": profile.rollout.model_dump(mode="json", include={"engine", "max_model_len"}),
-        "processes": profile.hardware.nproc * profile.hardware.nnodes,
+        "processes": [profile.on_cpu, profile.hardware.nproc, profile.hardware.nnodes, profile.hardware.deepspeed],
         "sandboxes": profile.sandboxes.model_dump(mode="json", exclude={"lifetime_s"}),
         "tools": list(profile.collect.tools),
         "seed": profile.seed,
@@ -163,10 +165,9 @@ def settings(profile: Profile) -> dict[str, Any]:
 
 
 def _make(
-    run: Run, rows: Path, adapter: Path | None, inputs: dict[str, str]
+    run: Run, rows: Path, adapter: Path | None, parent: Path, inputs: dict[str, str]
 ) -> tuple[Path, dict[str, Path], dict[str, Any]]:
-    layout = Layout(run.profile)
-    folder = (None if "grpo" in run.force else interrupted(layout.grpo, inputs)) or new_version(layout.grpo, inputs)
+    folder = (None if "grpo" in run.force else interrupted(parent, inputs)) or new_version(parent, inputs)
     resume = last_whole(folder)
     done = int(resume.name.rsplit("-", 1)[-1]) if resume else 0
     _forget_after(folder, done)

@@ -56,13 +56,17 @@ class AgentSandbox(MultiTurnScheduler):  # type: ignore[misc]
         """Whether the next prompt fits the context: the engine raises for one that does not, which would end the training."""
         template = copy(self._template or self.infer_engine.template)
         template.set_mode("vllm")  # prompt ids only
+        template.max_length = None  # it raises beyond its own limit
         messages = [*request.messages, *({"role": "tool", "content": result.content} for result in results)]
         inputs = {
             "messages": messages,
             "tools": request.tools,
             "chat_template_kwargs": request.chat_template_kwargs or {},
         }
-        return len(template.encode(inputs)["input_ids"]) + ROOM <= int(self.rollouts.profile.rollout.max_model_len)
+        profile = self.rollouts.profile
+        return len(template.encode(inputs)["input_ids"]) + ROOM <= min(
+            profile.rollout.max_model_len, profile.model.max_length
+        )
 
 
 def sampled_turn(choice: Any, logprobs: list[float]) -> Turn:

@@ -98,7 +98,7 @@ def _reward_metrics(original: Callable[..., Any]) -> Callable[..., Any]:
         # A gap takes its group's mean: no figure moves by it, except a deviation that is a little too small.
         table = rewards.view(-1, num_generations)
         known = table.nanmean(dim=1, keepdim=True)
-        known = torch.where(torch.isnan(known), rewards.nanmean().nan_to_num(0.0), known)
+        known = torch.where(torch.isnan(known), rewards.nanmean(), known)  # all gaps: the mean is no number
         whole = torch.where(torch.isnan(table), known, table).reshape(-1)
         return original(whole, rewards_per_func, reward_func_names, num_generations, scale_rewards)
 
