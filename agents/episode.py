@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agents.llm import LLM, LLMError, MakeLLM
-from agents.loop import LoopResult, run_loop
+from agents.loop import TURN_TIMEOUT_S, LoopResult, run_loop
 from agents.prompts import initial_messages
 from agents.task import Task
 from agents.tools import schemas
 from agents.trajectory import Message, Outcome, StopReason, Trajectory, Verdict
-from agents.verifier import grade, prepare, take_workspace
+from agents.verifier import FILES_TIMEOUT_S, grade, prepare, take_workspace
 from sandboxes.base import FileRefused, SandboxError, SandboxUnavailable
 from sandboxes.pool import SandboxPool
 
@@ -36,6 +36,10 @@ class Settings:
     run_id: str = ""
     grade: Grade | None = grade
     """None leaves the episode not scored (`agentexecutor run`, which has nothing to check)."""
+    turn_timeout_s: float = TURN_TIMEOUT_S
+    """Deadline of one turn of the model, retries included, in seconds."""
+    files_timeout_s: float = FILES_TIMEOUT_S
+    """Deadline of one file call or of moving the workspace out of the agent's sandbox, in seconds."""
 
 
 @dataclass
@@ -133,7 +137,7 @@ async def _attempt(task: Task, llm: LLM, pool: SandboxPool, settings: Settings, 
     async with pool.sandbox() as box:
         now.timings["create"] += time.monotonic() - began
         with now.timed("setup"):
-            await prepare(task, box)
+            await prepare(task, box, files_s=settings.files_timeout_s)
         await run_loop(
             task,
             box,
@@ -142,10 +146,11 @@ async def _attempt(task: Task, llm: LLM, pool: SandboxPool, settings: Settings, 
             max_turns=settings.max_turns,
             max_tokens=settings.max_tokens,
             result=now.loop,
+            turn_timeout_s=settings.turn_timeout_s,
         )
         with now.timed("export"):
             try:
-                now.archive = await take_workspace(box)
+                now.archive = await take_workspace(box, files_s=settings.files_timeout_s)
             except FileRefused as error:
                 now.outcome = Outcome(verdict=Verdict.FAILED, reason=f"the workspace cannot be taken: {error}")
     # The agent's sandbox is gone before the grading one is made: no daemon of it lives, and an episode holds one slot at a time.

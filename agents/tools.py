@@ -20,8 +20,10 @@ from sandboxes.base import FileRefused, Sandbox, SandboxTimeout
 MAX_RESULT_CHARS: Final = 2000
 """Longest tool result shown to a model, in characters (about 600 tokens); the middle of a longer one is left out."""
 
-GRACE_S: Final = 15.0
-"""Seconds that a backend may take beyond the command's own deadline before the call itself is given up as an infrastructure failure."""
+
+def call_deadline(command_s: float) -> float:
+    """Seconds after which a call is given up as the infrastructure's failure: the command's own deadline, and half of it and 5 s for the backend."""
+    return 1.5 * command_s + 5.0
 
 
 class Arguments(BaseModel):
@@ -145,7 +147,7 @@ async def run_call(box: Sandbox, call: ToolCall, limits: Limits) -> str:
     """
     tool = TOOLS[call.name]
     arguments = tool.arguments.model_validate(call.arguments)
-    deadline = limits.command_timeout_s + GRACE_S
+    deadline = call_deadline(limits.command_timeout_s)
     try:
         async with asyncio.timeout(deadline) as clock:
             return await tool.execute(box, arguments, limits.command_timeout_s)

@@ -8,7 +8,7 @@ from typing import Final
 
 from agents.planted import restored, without_planted
 from agents.task import Task
-from agents.tools import GRACE_S
+from agents.tools import call_deadline
 from agents.trajectory import Outcome, Verdict
 from sandboxes.base import FileRefused, Sandbox, SandboxError, SandboxTimeout
 from sandboxes.pool import SandboxPool
@@ -17,7 +17,7 @@ SETUP_TIMEOUT_S: Final = 300.0
 """Deadline of one set-up command, in seconds."""
 
 FILES_TIMEOUT_S: Final = 60.0
-"""Deadline of one file call, in seconds."""
+"""Deadline of one file call or of moving the workspace, in seconds."""
 
 DETAIL_CHARS: Final = 2000
 """Characters of the verifier's output that are kept, from its end."""
@@ -25,11 +25,11 @@ DETAIL_CHARS: Final = 2000
 ENVIRONMENT: Final = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONNOUSERSITE": "1"}
 
 
-async def prepare(task: Task, box: Sandbox) -> None:
+async def prepare(task: Task, box: Sandbox, *, files_s: float = FILES_TIMEOUT_S) -> None:
     """Put the task's files into a fresh sandbox and run its set-up. Raises `SandboxError`, also when a set-up command fails."""
-    await _put(box, task.files)
+    await _put(box, task.files, files_s)
     for command in task.setup:
-        async with _deadline(SETUP_TIMEOUT_S + GRACE_S, box, "a set-up command"):
+        async with _deadline(call_deadline(SETUP_TIMEOUT_S), box, "a set-up command"):
             done = await box.run(command, timeout_s=SETUP_TIMEOUT_S)
         if done.exit_code:
             raise SandboxError(
@@ -37,26 +37,26 @@ async def prepare(task: Task, box: Sandbox) -> None:
             )
 
 
-async def take_workspace(box: Sandbox) -> bytes:
+async def take_workspace(box: Sandbox, *, files_s: float = FILES_TIMEOUT_S) -> bytes:
     """The agent's files, after everything that it left running is dead. Raises `FileRefused` when they are too large, and `SandboxError`."""
-    async with _deadline(2 * FILES_TIMEOUT_S, box, "the export of the workspace"):
+    async with _deadline(files_s, box, "the export of the workspace"):
         await box.quiesce()
         return await box.export_workspace()
 
 
-async def grade(task: Task, archive: bytes, pool: SandboxPool) -> Outcome:
+async def grade(task: Task, archive: bytes, pool: SandboxPool, *, files_s: float = FILES_TIMEOUT_S) -> Outcome:
     """Grade an agent's workspace. Raises `SandboxError` when the infrastructure failed: nothing is known about the agent then."""
     async with pool.sandbox() as box:
         if task.setup:
-            await prepare(task, box)  # for what set-up does outside the workspace
+            await prepare(task, box, files_s=files_s)  # for what set-up does outside the workspace
         try:
-            async with _deadline(FILES_TIMEOUT_S, box, "the import of the workspace"):
+            async with _deadline(files_s, box, "the import of the workspace"):
                 await box.import_workspace(without_planted(task, archive))
-            await _put(box, {**restored(task), **task.verifier.files})
+            await _put(box, {**restored(task), **task.verifier.files}, files_s)
         except FileRefused as error:
             return Outcome(verdict=Verdict.FAILED, reason=f"the workspace cannot be graded: {error}")
         timeout_s = task.verifier.timeout_s
-        async with _deadline(timeout_s + GRACE_S, box, "the verifier"):
+        async with _deadline(call_deadline(timeout_s), box, "the verifier"):
             done = await box.run(task.verifier.command, timeout_s=timeout_s, env=ENVIRONMENT)
     detail = (done.stdout + done.stderr)[-DETAIL_CHARS:]
     if done.timed_out:
@@ -66,9 +66,9 @@ async def grade(task: Task, archive: bytes, pool: SandboxPool) -> Outcome:
     return Outcome(verdict=Verdict.PASSED, detail=detail)
 
 
-async def _put(box: Sandbox, files: Mapping[str, str]) -> None:
+async def _put(box: Sandbox, files: Mapping[str, str], files_s: float) -> None:
     for path, text in files.items():
-        async with _deadline(FILES_TIMEOUT_S, box, f"writing {path}"):
+        async with _deadline(files_s, box, f"writing {path}"):
             await box.write_file(path, text.encode())
 
 
