@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,9 @@ if __name__ == "__main__":
     if os.environ.get("STAND_IN_CRASHES"):
         print("ValueError: Free memory on device is less than desired", flush=True)
         sys.exit(3)
+    if os.environ.get("STAND_IN_HANGS"):
+        print("loading for ever", flush=True)
+        time.sleep(600)
     server = ThreadingHTTPServer(("127.0.0.1", int(flag("port"))), Handler)
     print(f"INFO:     Uvicorn running on http://127.0.0.1:{server.server_port} (Press CTRL+C to quit)", flush=True)
     server.serve_forever()

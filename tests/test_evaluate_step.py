@@ -184,6 +184,13 @@ def test_a_server_is_gone_after_an_error_inside_the_block(run: Run) -> None:
         fail()
 
 
+def test_a_server_that_is_not_ready_in_time_is_ended(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """BEHAVIOURS 4."""
+    monkeypatch.setenv("STAND_IN_HANGS", "1")
+    with pytest.raises(WorkFailed, match=r"(?s)not ready within 1 s.*loading for ever"), serve(run, {}, ready_s=1.0):
+        pass
+
+
 @pytest.mark.parametrize(("name", "path"), [("base", "x"), ("Upper case", "x"), ("sft", "a=b/checkpoint-1")])
 def test_an_adapter_that_cannot_be_served_is_refused_before_the_start(run: Run, name: str, path: str) -> None:
     with pytest.raises(UserError):

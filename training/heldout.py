@@ -125,6 +125,9 @@ class HeldoutEpisodes:
             async with self._pool() as pool:
                 for (policy, attempt), wanted in groups.items():
                     await self._group(server, policy, attempt, wanted, pool, total)
+                    if any(self.done[policy.name, item.task.id, attempt].outcome.verdict is Verdict.NOT_SCORED for item in wanted):
+                        await asyncio.sleep(2 * CHECK_S)  # episodes can fail faster than a dead server is noticed
+                        server.check()
             watch.cancel()
 
         try:

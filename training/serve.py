@@ -35,6 +35,8 @@ FIRST_ANSWER_S: Final = 600.0
 """Deadline of a policy's first answer, in seconds: kernels and adapters are loaded by it (20 s on two cores)."""
 
 POLL_S: Final = 0.5
+TELL_S: Final = 10.0
+"""Seconds between words about a start that takes long."""
 _LISTENS: Final = re.compile(r"Uvicorn running on http://127\.0\.0\.1:(\d+)")
 _BROKEN: Final = ("EngineDeadError", "EngineCore encountered a fatal error")
 """vLLM's words when its engine is dead while the HTTP server still answers, with errors only."""
@@ -101,8 +103,18 @@ def serve(run: Run, adapters: Mapping[str, Path], *, port: int | None = None, re
     lines = _Lines()
     with spawn_child(command(run, adapters, wanted), run.log("serve"), name="the policy server", on_line=lines) as child:
         # ms-swift takes the next free port without a word when ours went meanwhile: its own log line says which.
+        told = 0.0
         while not lines.port:
-            _wait(run, child, lines, started, ready_s, "loading")
+            elapsed = time.monotonic() - started
+            child.check()
+            if lines.broken:
+                raise child.failed(f"did not start ({lines.broken})")
+            if elapsed > ready_s:
+                raise child.failed(f"was not ready within {ready_s:g} s")
+            if elapsed >= told:
+                run.progress("serve", 0, 0, f"loading the engine, {elapsed:.0f} s")
+                told += TELL_S
+            time.sleep(POLL_S)
         url = f"http://127.0.0.1:{lines.port}/v1"
         with httpx.Client(trust_env=False) as client:
             listed = _models(client, url)
@@ -140,18 +152,6 @@ def _port(asked: int | None) -> int:
         except OSError:
             raise UserError(f"port {asked} is taken by another process; name another one, or none to let a free one be found.") from None
         return int(probe.getsockname()[1])
-
-
-def _wait(run: Run, child: Child, lines: _Lines, started: float, ready_s: float, note: str) -> None:
-    child.check()
-    if lines.broken:
-        raise child.failed(f"did not start ({lines.broken})")
-    elapsed = time.monotonic() - started
-    if elapsed > ready_s:
-        raise child.failed(f"was not ready within {ready_s:g} s")
-    if int(elapsed / POLL_S) % 20 == 0:  # every ten seconds
-        run.progress("serve", 0, 1, f"{note} the engine, {elapsed:.0f} s")
-    time.sleep(POLL_S)
 
 
 def _models(client: httpx.Client, url: str) -> tuple[str, ...]:
