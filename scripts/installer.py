@@ -96,6 +96,10 @@ def uv_environment(python: Path) -> dict[str, str]:
     return {**{name: setting for name, setting in words.items() if setting}, **os.environ}
 
 
+CHATTER = re.compile(r" [+~-] |WARNING: Location|Using Python|Uninstalled|Resolved|WARNING: Retrying")
+"""Lines of an installer that tell a person nothing, such as one for each package."""
+
+
 def stream(command: list[str], environment: dict[str, str]) -> tuple[int, str]:
     """Run `command`, show its lines as they come, and return its exit code with the last of them."""
     tail: collections.deque[str] = collections.deque(maxlen=40)
@@ -107,21 +111,20 @@ def stream(command: list[str], environment: dict[str, str]) -> tuple[int, str]:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
+        close_fds=False,  # an installer that outlives a killed set-up goes on holding its lock
     ) as child:
         assert child.stdout is not None
         for line in child.stdout:
             tail.append(line)
-            if not re.match(
-                r" [+~-] |WARNING: Location|Using Python|Uninstalled|Resolved", line
-            ):  # one line a package says nothing to a person
+            if not CHATTER.match(line):
                 print(f"    {line}", end="", flush=True)
     return child.returncode, "".join(tail)
 
 
 UNREACHABLE = re.compile(
-    r"dns error|failed to lookup|name resolution|Name or service|Network is unreachable|Connection refused|[Cc]onnect error|tcp connect|"
-    r"timed out|NewConnectionError|ProxyError|error sending request|Failed to fetch|Failed to establish|Temporary failure|Could not connect|"
-    r"No matching distribution found",
+    r"Temporary failure in name resolution|Temporary failure resolving|dns error|failed to lookup|Name or service not known|"
+    r"Network is unreachable|Connection refused|[Cc]onnect error|tcp connect|timed out|ProxyError|error sending request|"
+    r"Failed to fetch|Failed to establish a new connection|Could not connect|SSLError|CERTIFICATE_VERIFY_FAILED"
 )
 FULL = re.compile(r"No space left on device|Disk quota exceeded")
 
@@ -132,9 +135,9 @@ def fail(what: str, host: str, tail: str) -> NoReturn:
     again = "What was fetched is kept; run the same command again."
     if FULL.search(tail):
         refuse(f"{what}: the disk is full. Make room, then run the same command again.", 1)
-    if UNREACHABLE.search(tail):
+    if reasons := UNREACHABLE.findall(tail):
         refuse(
-            f"{what}: {host} cannot be reached from here ({last[:200]}). Check the network, the proxy and PIP_INDEX_URL. {again}",
+            f"{what}: {host} cannot be reached from here ({reasons[-1]}). Check the network, the proxy and PIP_INDEX_URL. {again}",
             1,
         )
     refuse(f"{what} failed: {last[:300]} {again}", 1)
@@ -153,7 +156,10 @@ class Installer:
     def bring_uv(self) -> None:
         """uv itself, by pip, pinned by hash. Without it set-up goes on with pip."""
         if not self.uv.exists():
-            code, _ = self.pip(self.control, ["--require-hashes", "-r", str(self.write(self.control, tool("uv")))])
+            wanted = self.write(self.control, tool("uv"))
+            code, tail = self.pip(self.control, ["--require-hashes", "-r", str(wanted)])
+            if code and UNREACHABLE.search(tail):
+                fail("bringing the installer uv", "the package index", tail)
             if code:
                 say("    uv could not be installed; going on with pip, which takes several times longer.")
 

@@ -138,6 +138,7 @@ def make(environment: Environment, installer: Installer) -> None:
 def alone() -> Iterator[None]:
     """One set-up at a time in this checkout; a second one waits and then finds the work done."""
     with (ROOT / ".setup.lock").open("w") as file:
+        os.set_inheritable(file.fileno(), True)  # see `stream`
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -193,7 +193,7 @@ def test_without_a_network_it_names_the_host_that_failed_and_keeps_no_half_made_
         PIP_INDEX_URL=NOWHERE,
         PIP_EXTRA_INDEX_URL="",
         PIP_FIND_LINKS="",
-        PIP_RETRIES="0",
+        PIP_RETRIES="1",
         PIP_NO_CACHE_DIR="1",
     )
     assert done.returncode == 1
@@ -206,7 +206,7 @@ def test_without_a_network_it_names_the_host_that_failed_and_keeps_no_half_made_
     ("tail", "sentence"),
     [
         ("error: No space left on device (os error 28)", "the disk is full"),
-        ("error: Failed to fetch `…`\n  Caused by: dns error", "somewhere cannot be reached"),
+        ("error: Failed to fetch `…`\n  Caused by: dns error", "somewhere cannot be reached from here (dns error)"),
         ("error: hash mismatch for x", "failed: error: hash mismatch for x"),
     ],
 )
@@ -232,6 +232,26 @@ def test_pips_settings_are_said_in_uvs_words_and_uvs_own_win(monkeypatch: pytest
     assert found["UV_DEFAULT_INDEX"] == "http://variable.invalid/simple"
     assert found["UV_FIND_LINKS"] == "/one,/two"
     assert found["UV_INDEX"] == "file:///mine"
+
+
+def test_a_killed_set_up_keeps_its_lock_until_its_installer_has_ended(checkout: Path, tmp_path: Path) -> None:
+    code = f"""
+import sys; sys.path.insert(0, {str(checkout / "scripts")!r})
+import installer, os, setup_env
+with setup_env.alone():
+    installer.stream(['sh', '-c', 'echo $$ > {tmp_path}/pid; exec sleep 60'], dict(os.environ))
+"""
+    first = subprocess.Popen([sys.executable, "-c", code])
+    pid = tmp_path / "pid"
+    while not pid.exists() or not pid.read_text().strip():
+        time.sleep(0.02)
+    first.kill()
+    first.wait()
+    with (checkout / ".setup.lock").open() as lock:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.kill(int(pid.read_text()), 9)
+        fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 @pytest.mark.nightly
