@@ -14,7 +14,20 @@ from configs.errors import UserError
 from configs.load import ROOT, load_profile, shipped
 from configs.profile import Profile
 from configs.run import Layout
-from training.arguments import DEPLOY, GRPO, INFER, MODEL, SFT, TRAIN, Job, deploy_command, grpo_command, infer_command, sft_command, words
+from training.arguments import (
+    DEPLOY,
+    GRPO,
+    INFER,
+    MODEL,
+    SFT,
+    TRAIN,
+    Job,
+    deploy_command,
+    grpo_command,
+    infer_command,
+    sft_command,
+    words,
+)
 from training.environment import VARIABLES
 from training.launch import Command, render
 
@@ -44,7 +57,9 @@ def value(command: Command, flag: str) -> str | None:
 @pytest.mark.parametrize("name", shipped())
 def test_the_command_and_environment_of_each_profile_are_the_golden_ones(name: str) -> None:
     # Set GOLDEN=write to accept a change; the diff of tests/golden is what a reviewer reads.
-    text = "\n".join(f"# {step}\n{render(command)}" for step, command in commands(profile(name)).items()).replace(str(ROOT), "<root>")
+    text = "\n".join(f"# {step}\n{render(command)}" for step, command in commands(profile(name)).items()).replace(
+        str(ROOT), "<root>"
+    )
     file = GOLDEN / f"{name}.txt"
     if os.environ.get("GOLDEN") == "write":
         GOLDEN.mkdir(exist_ok=True)
@@ -55,7 +70,11 @@ def test_the_command_and_environment_of_each_profile_are_the_golden_ones(name: s
 def test_two_processes_on_cpu_train_together() -> None:
     p = profile("smoke-zero3")
     for command in (commands(p)["sft"], commands(p)["grpo"]):
-        assert (value(command, "use_cpu"), value(command, "ddp_backend"), value(command, "nproc_per_node")) == ("true", "gloo", "2")
+        assert (value(command, "use_cpu"), value(command, "ddp_backend"), value(command, "nproc_per_node")) == (
+            "true",
+            "gloo",
+            "2",
+        )
         assert "training/plugins/cpu_plugin.py" in " ".join(command.argv)
     assert value(commands(profile("smoke"))["sft"], "ddp_backend") is None
 
@@ -105,7 +124,9 @@ def test_the_kl_is_to_the_adapter_that_grpo_starts_from_also_when_resumed() -> N
 def test_without_vllm_no_vllm_flag_is_given() -> None:
     command = grpo_command(Job(profile("smoke", rollout__engine="transformers")))
     assert value(command, "use_vllm") == "false"
-    assert not [word for word in command.argv if word.startswith("--vllm") or word in ("--sleep_level", "--offload_model")]
+    assert not [
+        word for word in command.argv if word.startswith("--vllm") or word in ("--sleep_level", "--offload_model")
+    ]
 
 
 def test_extra_arguments_come_last_and_replace_ours_once() -> None:
@@ -118,7 +139,10 @@ def test_extra_arguments_come_last_and_replace_ours_once() -> None:
 def test_epochs_count_only_where_no_number_of_steps_is_given() -> None:
     assert value(sft_command(Job(profile("smoke"))), "num_train_epochs") is None
     by_epochs = load_profile("smoke", environ={"EPOCHS": "3"})
-    assert (value(sft_command(Job(by_epochs)), "num_train_epochs"), value(sft_command(Job(by_epochs)), "max_steps")) == ("3.0", None)
+    assert (
+        value(sft_command(Job(by_epochs)), "num_train_epochs"),
+        value(sft_command(Job(by_epochs)), "max_steps"),
+    ) == ("3.0", None)
 
 
 def test_a_deepspeed_file_that_is_missing_is_named() -> None:
@@ -129,7 +153,9 @@ def test_a_deepspeed_file_that_is_missing_is_named() -> None:
     with pytest.raises(UserError, match=r"zero9\.json"):
         arguments.sft_command(Job(odd))
     for name in ("zero2", "zero3", "zero3_offload"):
-        assert json.loads((ROOT / "configs" / "deepspeed" / f"{name}.json").read_text())["zero_optimization"]["stage"] in (2, 3)
+        assert json.loads((ROOT / "configs" / "deepspeed" / f"{name}.json").read_text())["zero_optimization"][
+            "stage"
+        ] in (2, 3)
 
 
 def test_only_grpo_rollouts_on_e2b_are_given_its_key_and_no_trainer_the_llms() -> None:
@@ -141,8 +167,8 @@ def test_only_grpo_rollouts_on_e2b_are_given_its_key_and_no_trainer_the_llms() -
 
 
 def test_a_rendered_command_masks_every_secret() -> None:
-    command = Command(["/bin/python", "-m", "x", "--flag", "a b"], {"E2B_API_KEY": "e2b-1", "PASSWORD": "pw", "MY_SECRET": "s3", "PLAIN": "yes"}, secrets=("HF_TOKEN",))
-    text = render(command)
+    ours = {"E2B_API_KEY": "e2b-1", "PASSWORD": "pw", "MY_SECRET": "s3", "PLAIN": "yes"}
+    text = render(Command(["/bin/python", "-m", "x", "--flag", "a b"], ours, secrets=("HF_TOKEN",)))
     assert not [word for word in ("e2b-1", "pw", "s3") if word in text]
     assert "PLAIN=yes" in text
     assert "HF_TOKEN=***" in text
@@ -160,5 +186,7 @@ def test_every_flag_is_named_once_in_its_tables() -> None:
 def test_commands_are_built_without_any_heavy_library() -> None:
     heavy = "torch swift vllm prefect litellm e2b transformers deepspeed pyarrow"
     code = f"import sys, training.sft, training.infer, training.encode; print([m for m in {heavy.split()!r} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout.strip() == "[]"

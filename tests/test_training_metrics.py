@@ -39,7 +39,12 @@ def test_a_logged_step_is_read_also_behind_a_progress_bar() -> None:
 def test_numbers_without_quotes_are_read_too() -> None:
     logged = parse(GRPO)
     assert logged is not None
-    assert (logged.step, logged.seconds_left, logged.values["reward"], logged.values["memory(GiB)"]) == (2, 3723.0, 0.25, 61.2)
+    assert (logged.step, logged.seconds_left, logged.values["reward"], logged.values["memory(GiB)"]) == (
+        2,
+        3723.0,
+        0.25,
+        61.2,
+    )
 
 
 def test_the_summary_at_the_end_is_no_further_step() -> None:
@@ -50,7 +55,17 @@ def test_the_summary_at_the_end_is_no_further_step() -> None:
     assert (summary.step, len(watch.steps)) == (0, 1)
 
 
-@pytest.mark.parametrize("line", ["", "{'a': 1", "{'model': 'x'}", "[INFO:swift] args: {'loss_scale': 'default'}", "{'loss': }", "{'loss': __import__('os')}"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "{'a': 1",
+        "{'model': 'x'}",
+        "[INFO:swift] args: {'loss_scale': 'default'}",
+        "{'loss': }",
+        "{'loss': __import__('os')}",
+    ],
+)
 def test_every_other_line_is_no_step(line: str) -> None:
     assert parse(line) is None
 
@@ -63,7 +78,11 @@ def test_no_line_makes_the_parser_raise(text: str) -> None:
 
 @given(st.floats(allow_nan=False, allow_infinity=False), st.integers(1, 10**6), st.booleans())
 def test_every_finite_loss_is_read_back_quoted_or_not(loss: float, number: int, quoted: bool) -> None:
-    logged = parse(f"{{'loss': {str(loss)!r}, 'global_step/max_steps': '{number}/{number}'}}" if quoted else f"{{'loss': {loss}, 'x': '1'}}")
+    logged = parse(
+        f"{{'loss': {str(loss)!r}, 'global_step/max_steps': '{number}/{number}'}}"
+        if quoted
+        else f"{{'loss': {loss}, 'x': '1'}}"
+    )
     assert logged is not None
     assert logged.loss == loss
 
@@ -91,7 +110,10 @@ def test_two_trainings_that_should_be_one_are_found_by_a_step_logged_twice() -> 
 def test_a_rank_that_sees_another_world_stops_the_run() -> None:
     line = "[INFO:swift] rank: 0, local_rank: 0, world_size: {}, local_world_size: 1"
     assert Watch("sft", processes=2).line(line.format(2)) is None
-    assert Watch("sft", processes=1).line("[INFO:swift] rank: -1, local_rank: -1, world_size: 1, local_world_size: 1") is None
+    assert (
+        Watch("sft", processes=1).line("[INFO:swift] rank: -1, local_rank: -1, world_size: 1, local_world_size: 1")
+        is None
+    )
     with pytest.raises(WorkFailed, match="1 processes instead of 2"):
         Watch("sft", processes=2).line(line.format(1))
 
@@ -104,5 +126,11 @@ def test_rows_hold_only_finite_numbers() -> None:
 
 
 def test_durations_are_seconds() -> None:
-    assert [duration(text) for text in ("3s", "1m 3s", "1h 2m 3s", "2d 0h 0m 1s", "soon")] == [3.0, 63.0, 3723.0, 172801.0, None]
+    assert [duration(text) for text in ("3s", "1m 3s", "1h 2m 3s", "2d 0h 0m 1s", "soon")] == [
+        3.0,
+        63.0,
+        3723.0,
+        172801.0,
+        None,
+    ]
     assert [time_left(seconds) for seconds in (None, 12.0, 300.0)] == ["", "about 12 s left", "about 5 min left"]

@@ -116,7 +116,11 @@ def test_the_least_thinking_travels_in_every_row() -> None:
     low = MODEL.model_copy(update={"thinking": "low"})
     row = to_row(episode(None, says("Done.", reasoning="Nothing to do.")), low)
     assert row is not None
-    assert row["chat_template_kwargs"] == prompt_row(task(), TOOLS, low)["chat_template_kwargs"] == {"reasoning_effort": "low"}
+    assert (
+        row["chat_template_kwargs"]
+        == prompt_row(task(), TOOLS, low)["chat_template_kwargs"]
+        == {"reasoning_effort": "low"}
+    )
     assert row["messages"][-1]["content"] == "<think>\nNothing to do.\n</think>\n\nDone."
     plain = to_row(episode(None, says("Done.", reasoning="Nothing to do.")), MODEL)
     assert plain is not None
@@ -125,7 +129,11 @@ def test_the_least_thinking_travels_in_every_row() -> None:
 
 
 def test_failed_and_not_scored_episodes_are_dropped_each_under_its_own_count() -> None:
-    assert counts(episode(verdict=Verdict.FAILED), episode(task("two"), verdict=Verdict.NOT_SCORED)) == {"rows": 0, "failed": 1, "not_scored": 1}
+    assert counts(episode(verdict=Verdict.FAILED), episode(task("two"), verdict=Verdict.NOT_SCORED)) == {
+        "rows": 0,
+        "failed": 1,
+        "not_scored": 1,
+    }
 
 
 def test_the_same_work_twice_is_one_row() -> None:
@@ -135,14 +143,20 @@ def test_the_same_work_twice_is_one_row() -> None:
 def test_nearly_the_same_work_on_the_same_prompt_is_one_row_and_different_work_is_two() -> None:
     long = "python3 -c 'print(1)' && python3 -c 'print(2)' && python3 -c 'print(3)' && echo finished"
     one = episode(None, says("", call(command=long)), result(), says("Done."))
-    near = episode(None, says("", call(command=long.replace("finished", "Finished "))), result(), says("done."), attempt=1)
-    other = episode(None, says("", call("write_file", path="hello.py", content="print('hi')")), result(), says("Done."), attempt=2)
+    near = episode(
+        None, says("", call(command=long.replace("finished", "Finished "))), result(), says("done."), attempt=1
+    )
+    other = episode(
+        None, says("", call("write_file", path="hello.py", content="print('hi')")), result(), says("Done."), attempt=2
+    )
     assert counts(one, near, other) == {"rows": 2, "near_duplicate": 1}
 
 
 def test_two_tasks_that_differ_in_one_word_are_two_rows() -> None:
     other = task("two", "Create hello.py that prints ho.")
-    assert counts(episode(), episode(other, says("", call(command="echo ho > hello.py")), result(), says("Done."))) == {"rows": 2}
+    assert counts(episode(), episode(other, says("", call(command="echo ho > hello.py")), result(), says("Done."))) == {
+        "rows": 2
+    }
 
 
 def test_a_held_out_task_never_becomes_a_row_by_digest_or_by_prompt() -> None:
@@ -158,7 +172,9 @@ def test_work_that_was_judged_both_ways_is_contradictory_and_so_is_a_pass_that_n
 
 def test_calls_and_results_that_do_not_pair_up_are_dropped() -> None:
     unread = episode(None, says(""), result("error: broken JSON", ""), says("Done."))
-    unanswered = episode(task("two"), says("", call(command="a"), call(command="b", id="call_1")), result(), says("Done."))
+    unanswered = episode(
+        task("two"), says("", call(command="a"), call(command="b", id="call_1")), result(), says("Done.")
+    )
     swapped = episode(task("three"), says("", call(command="a")), result(id="call_7"), says("Done."))
     assert counts(unread, unanswered, swapped) == {"rows": 0, "broken_calls": 3}
 
@@ -183,10 +199,21 @@ def test_normalising_forgets_case_spaces_and_punctuation_only() -> None:
 def test_an_export_of_different_tools_and_arguments_loads_back_with_no_null_and_no_changed_type(tmp_path: Path) -> None:
     import pyarrow.json as pj
 
-    odd = [{"type": "function", "function": {"name": "count", "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}}}}]
+    odd = [
+        {
+            "type": "function",
+            "function": {"name": "count", "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}}},
+        }
+    ]
     episodes = [
         episode(),
-        episode(task("two", "Count to 3."), says("", call("count", n=3, deep={"a": [1, "x", None]})), result(), says("Done."), tools=odd),
+        episode(
+            task("two", "Count to 3."),
+            says("", call("count", n=3, deep={"a": [1, "x", None]})),
+            result(),
+            says("Done."),
+            tools=odd,
+        ),
         episode(task("three", "Say so."), says("So."), tools=[]),
     ]
     run = new_run(load_profile("smoke", environ={}, flags={"paths.output": str(tmp_path / "output")}))

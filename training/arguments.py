@@ -60,6 +60,8 @@ class Flag(NamedTuple):
     why: str
 
 
+# fmt: off
+# One flag a line: a table is read down its columns.
 MODEL: Final[list[Flag]] = [
     Flag("model", lambda j: j.profile.model_path, "a local folder, so that no hub is asked"),
     Flag("model_type", lambda j: j.profile.model.model_type, "not guessed from a folder's name"),
@@ -187,17 +189,26 @@ DEPLOY: Final[list[Flag]] = [
     Flag("seed", lambda j: j.profile.seed, ""),
 ]
 
+# fmt: on
+
 
 def sft_command(job: Job) -> Command:
     """The LoRA SFT of `job.rows` into `job.output`."""
-    return torchrun(job.profile, "swift.cli.sft", words([*MODEL, *TRAIN, *SFT], job, job.profile.sft.extra), environment("sft", job.profile))
+    return torchrun(
+        job.profile,
+        "swift.cli.sft",
+        words([*MODEL, *TRAIN, *SFT], job, job.profile.sft.extra),
+        environment("sft", job.profile),
+    )
 
 
 def grpo_command(job: Job, env: Mapping[str, str] | None = None) -> Command:
     """The LoRA GRPO on the prompts of `job.rows`, from `job.adapter`; `env` is what the plugin reads."""
     secrets = ("E2B_API_KEY",) if job.profile.sandboxes.backend == "e2b" else ()  # the rollouts run in its ranks
     flags = words([*MODEL, *TRAIN, *GRPO], job, job.profile.grpo.extra)
-    return torchrun(job.profile, "swift.cli.rlhf", flags, {**environment("grpo", job.profile), **(env or {})}, secrets=secrets)
+    return torchrun(
+        job.profile, "swift.cli.rlhf", flags, {**environment("grpo", job.profile), **(env or {})}, secrets=secrets
+    )
 
 
 def infer_command(job: Job) -> Command:

@@ -31,7 +31,9 @@ OTHER_PROMPT: Final = "prompt_differs"
 NAMED: Final = 20
 
 
-def check(run: Run, kind: Kind, rows: Path, out: Path, report: Path, *, limit: int, against: Path | None = None) -> dict[str, Any]:
+def check(
+    run: Run, kind: Kind, rows: Path, out: Path, report: Path, *, limit: int, against: Path | None = None
+) -> dict[str, Any]:
     """Write the usable rows of `rows` to `out` and return the report.
 
     `limit` is in tokens: of a whole row for sft, of the prompt for rl. `against` are rows of the other kind, whose prompts must be the same for the
@@ -58,7 +60,9 @@ def check(run: Run, kind: Kind, rows: Path, out: Path, report: Path, *, limit: i
             "collect, export and rl-prepare must use the same tools and template: run them again."
         )
     if not found["kept"]:
-        raise WorkFailed(f"{rows}: no row is left to train on ({dropped} of {found['rows']}, limit {limit} tokens); see {report}.")
+        raise WorkFailed(
+            f"{rows}: no row is left to train on ({dropped} of {found['rows']}, limit {limit} tokens); see {report}."
+        )
     run.event("encode", step=kind, **{key: value for key, value in found.items() if key != "named"})
     return found
 
@@ -73,7 +77,9 @@ class Encoder:
         from training.arguments import THINKING
 
         processor = get_processor(model, model_type=model_type)
-        self.template = get_template(processor, template_type=template, agent_template=agent_template, enable_thinking=THINKING[thinking])
+        self.template = get_template(
+            processor, template_type=template, agent_template=agent_template, enable_thinking=THINKING[thinking]
+        )
 
     def row(self, row: dict[str, Any]) -> tuple[list[int], list[int]]:
         """Token ids and labels (-100 is not trained) of a whole row."""
@@ -92,7 +98,9 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
     return {key: row[key] for key in ("messages", "tools", "chat_template_kwargs") if row.get(key)}
 
 
-def examine(encoder: Encoder, kind: Kind, rows: list[dict[str, Any]], limit: int, others: list[dict[str, Any]]) -> tuple[list[Any], dict[str, Any]]:
+def examine(
+    encoder: Encoder, kind: Kind, rows: list[dict[str, Any]], limit: int, others: list[dict[str, Any]]
+) -> tuple[list[Any], dict[str, Any]]:
     """The usable rows and the report."""
     reasons = (TOO_LONG, NOTHING_TRAINED, UNREADABLE, OTHER_PROMPT)
     dropped: Counter[str] = Counter(dict.fromkeys(reasons, 0))

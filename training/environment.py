@@ -25,6 +25,8 @@ def _threads(profile: Profile) -> str:
     return f"0-{profile.hardware.omp_threads * profile.hardware.nproc - 1}"
 
 
+# fmt: off
+# One variable a line: a table is read down its columns.
 VARIABLES: Final[list[Variable]] = [
     Variable("PYTHONUNBUFFERED", lambda p, k: "1", "the log shows the line before a crash"),
     Variable("TOKENIZERS_PARALLELISM", lambda p, k: "false", "a forked tokenizer warns and may hang"),
@@ -43,6 +45,7 @@ VARIABLES: Final[list[Variable]] = [
     Variable("VLLM_ENABLE_V1_MULTIPROCESSING", lambda p, k: _cpu(p, "0") if k in ("grpo", "infer") else None, "the engine lives in the rank that syncs it"),
     Variable("VLLM_CPU_OMP_THREADS_BIND", lambda p, k: _cpu(p, _threads(p)) if k == "deploy" else None, "the default leaves one of two cores idle"),
 ]
+# fmt: on
 
 
 def environment(kind: Kind, profile: Profile) -> dict[str, str]:

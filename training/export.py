@@ -37,14 +37,25 @@ def export(run: Run, trajectories: Path, heldout: Path, out: Path) -> StepResult
         run.progress("export", 0, len(episodes), "reading episodes")
         result = select(episodes, reserved, model)
         report = summary(result, len(episodes))
-        write_json(out.parent / REPORT, {**report, "examples": {r.value: n[:NAMED] for r, n in result.dropped.items() if n}})
+        write_json(
+            out.parent / REPORT, {**report, "examples": {r.value: n[:NAMED] for r, n in result.dropped.items() if n}}
+        )
         if not result.rows:
-            raise WorkFailed(f"export: none of {len(episodes)} episodes makes a row ({_counts(result)}); see {out.parent / REPORT}.")
+            raise WorkFailed(
+                f"export: none of {len(episodes)} episodes makes a row ({_counts(result)}); see {out.parent / REPORT}."
+            )
         write_jsonl(out, result.rows)
         run.progress("export", len(episodes), len(episodes), f"{len(result.rows)} rows; dropped: {_counts(result)}")
         return out.parent, {"rows": out, "report": out.parent / REPORT}, report
 
-    return run_step("export", version=VERSION, inputs=inputs, candidates=lambda: [out.parent], make=make, force="export" in run.force)
+    return run_step(
+        "export",
+        version=VERSION,
+        inputs=inputs,
+        candidates=lambda: [out.parent],
+        make=make,
+        force="export" in run.force,
+    )
 
 
 def summary(result: Export, episodes: int) -> dict[str, Any]:

@@ -50,18 +50,31 @@ def infer(run: Run, adapters: dict[str, Path], query: str | None = None, queries
             run.progress("infer", number, len(digests), f"asking {name}")
             answers = _ask(run, name, adapters.get(name), version)
             if len(answers) != len(rows):
-                raise WorkFailed(f"infer: {name} answered {len(answers)} of {len(rows)} queries; see {run.log(f'infer-{name}')}.")
+                raise WorkFailed(
+                    f"infer: {name} answered {len(answers)} of {len(rows)} queries; see {run.log(f'infer-{name}')}."
+                )
             for row, answer in zip(rows, answers, strict=True):
                 text = str(answer["response"])
                 said = [*row["messages"], {"role": "assistant", "content": text}]
-                results.append({"policy": name, "query": _asked(row), "messages": said, "response": text, "adapter_digest": digest})
+                results.append(
+                    {"policy": name, "query": _asked(row), "messages": said, "response": text, "adapter_digest": digest}
+                )
         run.progress("infer", len(digests), len(digests))
         write_jsonl(version / RESULT, results)
         first = {row["policy"]: row["response"] for row in reversed(results)}
-        return version, {"inference": version / RESULT}, {"query": _asked(rows[0]), "queries": len(rows), "responses": {n: first[n] for n in digests}}
+        return (
+            version,
+            {"inference": version / RESULT},
+            {"query": _asked(rows[0]), "queries": len(rows), "responses": {n: first[n] for n in digests}},
+        )
 
     return run_step(
-        "infer", version=VERSION, inputs=inputs, candidates=lambda: checkpoints.versions(folder), make=make, force="infer" in run.force
+        "infer",
+        version=VERSION,
+        inputs=inputs,
+        candidates=lambda: checkpoints.versions(folder),
+        make=make,
+        force="infer" in run.force,
     )
 
 
@@ -97,7 +110,9 @@ def _rows(run: Run, query: str | None, queries: Path | None) -> list[dict[str, A
         elif isinstance(row, dict) and isinstance(row.get("messages"), list) and row["messages"]:
             rows.append({key: row[key] for key in ("messages", "tools") if key in row})
         else:
-            raise UserError(f'{queries}, row {number}: holds neither "query" (text) nor "messages" (a list); write one of them.')
+            raise UserError(
+                f'{queries}, row {number}: holds neither "query" (text) nor "messages" (a list); write one of them.'
+            )
     if not rows:
         raise UserError(f"{queries}: holds no query.")
     return rows + ([{"messages": [{"role": "user", "content": query}]}] if query else [])

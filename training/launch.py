@@ -42,7 +42,9 @@ TORCHRUN: Final = frozenset(
 """Left over in a shell, any of these makes a single process believe that it is one of several, or moves the port of another run."""
 
 
-def torchrun(profile: Profile, module: str, flags: Sequence[str], env: Mapping[str, str], *, secrets: tuple[str, ...] = ()) -> Command:
+def torchrun(
+    profile: Profile, module: str, flags: Sequence[str], env: Mapping[str, str], *, secrets: tuple[str, ...] = ()
+) -> Command:
     """`module` under torch.distributed.run with the profile's processes.
 
     On one machine `--standalone` lets the launcher bind a free port itself, so that two runs never race for one; `--local_addr` spares it
@@ -50,10 +52,29 @@ def torchrun(profile: Profile, module: str, flags: Sequence[str], env: Mapping[s
     """
     hardware = profile.hardware
     if hardware.nnodes > 1:
-        where = ["--nnodes", str(hardware.nnodes), "--rdzv_backend", "c10d", "--rdzv_endpoint", hardware.rendezvous, "--rdzv_id", profile.name]
+        where = [
+            "--nnodes",
+            str(hardware.nnodes),
+            "--rdzv_backend",
+            "c10d",
+            "--rdzv_endpoint",
+            hardware.rendezvous,
+            "--rdzv_id",
+            profile.name,
+        ]
     else:
         where = ["--standalone", "--local_addr", "127.0.0.1"]
-    argv = [python(profile), "-m", "torch.distributed.run", *where, "--nproc_per_node", str(hardware.nproc), "-m", module, *flags]
+    argv = [
+        python(profile),
+        "-m",
+        "torch.distributed.run",
+        *where,
+        "--nproc_per_node",
+        str(hardware.nproc),
+        "-m",
+        module,
+        *flags,
+    ]
     return Command(argv, dict(env), secrets=secrets)
 
 
@@ -69,7 +90,9 @@ def python(profile: Profile) -> str:
 
 def render(command: Command) -> str:
     """The command as a shell would take it: variables first, one flag a line, secrets masked."""
-    lines = [f"{name}={MASK if SECRET.search(name) else shlex.quote(value)}" for name, value in sorted(command.env.items())]
+    lines = [
+        f"{name}={MASK if SECRET.search(name) else shlex.quote(value)}" for name, value in sorted(command.env.items())
+    ]
     lines += [f"{name}={MASK}" for name in sorted(command.secrets)]
     words = [shlex.quote(word) for word in command.argv]
     first = next((i for i, word in enumerate(words) if word.startswith("--") and i > 2), len(words))

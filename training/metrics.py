@@ -107,7 +107,9 @@ class Watch:
             )
         if logged.step:
             if self.steps and logged.step <= self.steps[-1].step:
-                raise WorkFailed(f"{self.name}: step {logged.step} was logged twice: more than one process trains and logs on its own.")
+                raise WorkFailed(
+                    f"{self.name}: step {logged.step} was logged twice: more than one process trains and logs on its own."
+                )
             self.steps.append(logged)
         return logged
 

@@ -172,7 +172,9 @@ def _disputed(trajectories: Iterable[Trajectory]) -> set[str]:
 
 def _work(episode: Trajectory) -> str:
     """Digest of a task and of everything that the agent did in it."""
-    done = [[m.content, [[c.name, c.arguments] for c in m.tool_calls]] for m in episode.messages if m.role == "assistant"]
+    done = [
+        [m.content, [[c.name, c.arguments] for c in m.tool_calls]] for m in episode.messages if m.role == "assistant"
+    ]
     return digest_json([episode.task_digest, done])
 
 

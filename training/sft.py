@@ -55,7 +55,9 @@ def _make(run: Run, rows: Path, folder: Path, inputs: dict[str, str]) -> tuple[P
     run.progress("sft", 0, 0, "checking the rows with the tokenizer")
     report = encode.check(run, "sft", rows, version / ROWS, version / REPORT, limit=run.profile.model.max_length)
     run.progress("sft", 0, 0, f"loading the model; {report['kept']} rows, the longest has {report['longest']} tokens")
-    trained = train(run, "sft", sft_command(Job(run.profile, rows=version / ROWS, output=version, resume=resume)), version, resume)
+    trained = train(
+        run, "sft", sft_command(Job(run.profile, rows=version / ROWS, output=version, resume=resume)), version, resume
+    )
     checkpoints.check_adapter(trained.adapter, run.profile.model_path)
     losses = [row["loss"] for row in trained.rows if "loss" in row]
     if not losses:
@@ -78,8 +80,17 @@ def _inputs(run: Run, rows: Path) -> dict[str, str]:
     return {
         "rows": digest_file(rows),
         "model": model_digest(profile.model_path),
-        "sft": digest_json([profile.model.model_dump(), profile.lora.model_dump(), profile.sft.model_dump(exclude={"save_steps"}), profile.seed]),
-        "processes": digest_json([profile.on_cpu, profile.hardware.nproc, profile.hardware.nnodes, profile.hardware.deepspeed]),
+        "sft": digest_json(
+            [
+                profile.model.model_dump(),
+                profile.lora.model_dump(),
+                profile.sft.model_dump(exclude={"save_steps"}),
+                profile.seed,
+            ]
+        ),
+        "processes": digest_json(
+            [profile.on_cpu, profile.hardware.nproc, profile.hardware.nnodes, profile.hardware.deepspeed]
+        ),
     }
 
 

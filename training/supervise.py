@@ -168,7 +168,9 @@ def spawn_child(
     if not sys.platform.startswith("linux"):
         raise UserError("training and serving need Linux: children are supervised through /proc and prctl.")
     if not Path(command.argv[0]).exists():
-        raise UserError(f"{command.argv[0]}: there is no such interpreter; make it with `python3 scripts/setup_env.py`, or set paths.train_python.")
+        raise UserError(
+            f"{command.argv[0]}: there is no such interpreter; make it with `python3 scripts/setup_env.py`, or set paths.train_python."
+        )
     log.parent.mkdir(parents=True, exist_ok=True)
     # Buffered opening would hold lines back; the reader starts where this child's own output starts.
     with log.open("ab") as writer, log.open("rb", buffering=0) as reader:
@@ -215,7 +217,10 @@ def run_child(
                 raise child.failed(f"was ended: it wrote nothing for {stall_s:g} s")
             time.sleep(POLL_S)
         if code != 0:
-            raise child.failed(f"failed with exit code {code}" + (f" (signal {signal.Signals(code - 128).name})" if 128 < code < 160 else ""))
+            raise child.failed(
+                f"failed with exit code {code}"
+                + (f" (signal {signal.Signals(code - 128).name})" if 128 < code < 160 else "")
+            )
         missing = expect() if expect else None
         if missing:
             raise child.failed(f"ended with exit code 0, but {missing}")
