@@ -153,9 +153,7 @@ class E2BSandbox:
             raise
         except TimeoutError:
             raise SandboxTimeout(f"E2B did not answer within {deadline_s:g} s.") from None
-        except (
-            Exception
-        ) as error:  # the SDK's errors have no common base, and its HTTP client's come through as they are
+        except Exception as error:  # the SDK's errors have no common base, and its HTTP client's come through
             ours = translate(error)
             self._gone = self._gone or isinstance(ours, SandboxGone)
             raise ours from error
@@ -166,9 +164,9 @@ class E2BSandbox:
         token = secrets.token_hex(8)
         request, sent = f"/tmp/agentexecutor-{token}.json", f"/tmp/agentexecutor-{token}.bin"
         if payload is not None:
-            await self._sdk.files.write(sent, payload, user=user, request_timeout=deadline_s)
+            await self._sdk.files.write(sent, payload, user=user, use_octet_stream=True, request_timeout=deadline_s)
         body = json.dumps({"op": operation, "workspace": WORKSPACE, "payload": sent, **header}).encode()
-        await self._sdk.files.write(request, body, user=user, request_timeout=deadline_s)
+        await self._sdk.files.write(request, body, user=user, use_octet_stream=True, request_timeout=deadline_s)
         program = f"import sys; sys.path.insert(0, {HOME!r}); from sandboxes.remote import main; main()"
         line = f"python3 -I -S -B -c {shlex.quote(program)} {request}"
         try:
@@ -190,7 +188,7 @@ class E2BSandbox:
         files = {f"{HOME}/sandboxes/__init__.py": b""}
         files |= {f"{HOME}/sandboxes/{name}.py": (folder / f"{name}.py").read_bytes() for name in SOURCES}
         for path, content in files.items():
-            await self._sdk.files.write(path, content, user="root", request_timeout=NETWORK_S)
+            await self._sdk.files.write(path, content, user="root", use_octet_stream=True, request_timeout=NETWORK_S)
         line = f"mkdir -p {WORKSPACE} && chown user {WORKSPACE} && command -v python3 bash"
         await self._sdk.commands.run(line, user="root", timeout=NETWORK_S, request_timeout=NETWORK_S)
 

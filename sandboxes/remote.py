@@ -90,7 +90,7 @@ def quiesce(request: dict[str, Any]) -> dict[str, Any]:
         left = []
         for pid in _sessions():
             with suppress(OSError):
-                if os.stat(f"/proc/{pid}").st_uid == owner and pid != os.getpid():
+                if os.stat(f"/proc/{pid}").st_uid == owner and pid not in (1, os.getpid(), os.getppid()):
                     with open(f"/proc/{pid}/stat", "rb") as file:
                         zombie = file.read().rpartition(b")")[2].split()[0] == b"Z"
                     if not zombie:
