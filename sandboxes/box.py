@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from sandboxes import bwrap, frames
-from sandboxes.base import WORKSPACE, FileRefused, SandboxGone, SandboxTimeout
+from sandboxes.base import WORKSPACE, FileRefused, SandboxError, SandboxGone, SandboxTimeout
 
 ANSWER_S: Final = 15.0
 """How much longer than a call's own deadline the supervisor may take to answer: a machine whose cores all train is slow."""
@@ -144,6 +144,8 @@ class Box:
             raise SandboxGone(f"The local sandbox is gone: {self.gone or error}.") from None
         finally:
             self._waiting.pop(number, None)
+        if "failed" in answer:
+            raise SandboxError(f"The local sandbox could not do `{operation}`: {answer['failed']}.")
         if "refused" in answer:
             raise FileNotFoundError(answer["refused"]) if answer["missing"] else FileRefused(answer["refused"])
         return answer, body

@@ -11,6 +11,7 @@ import os
 import shutil
 import stat
 import tarfile
+from collections.abc import Iterator
 
 MAX_ENTRIES = 50_000
 """Most names in one workspace archive."""
@@ -113,56 +114,75 @@ def write(path: str, data: bytes) -> None:
 
 def pack(root: str, max_bytes: int) -> bytes:
     """The tree below `root` as an uncompressed tar: directories, regular files and symlinks, sorted, without owners. Raises `Refused`."""
+    opened: list[tuple[str, int]] = []
     buffer = io.BytesIO()
-    total, entries = 0, 0
-    with tarfile.open(
-        fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8", errors="surrogateescape"
-    ) as archive:
-        stack: list[str] = [""]
-        while stack:
-            folder = stack.pop()
-            try:
-                names = sorted(os.listdir(os.path.join(root, folder)))
-            except OSError as error:
-                raise refusal(folder, error) from None
-            for name in names:
-                relative = os.path.join(folder, name)
-                full = os.path.join(root, relative)
-                try:
-                    status = os.lstat(full)
-                    info = tarfile.TarInfo(relative)
-                    info.mode, info.mtime = stat.S_IMODE(status.st_mode), int(status.st_mtime)
-                    content = None
-                    if stat.S_ISDIR(status.st_mode):
-                        info.type = tarfile.DIRTYPE
-                        stack.append(relative)
-                    elif stat.S_ISLNK(status.st_mode):
-                        info.type, info.linkname = tarfile.SYMTYPE, os.readlink(full)
-                    elif stat.S_ISREG(status.st_mode):
-                        total += status.st_size
-                        if total <= max_bytes:
-                            data = read(full, max_bytes)
-                            total += len(data) - status.st_size
-                            info.size, content = len(data), io.BytesIO(data)
-                    else:
-                        continue  # FIFO, socket, device: nothing of it can be carried
-                except FileNotFoundError:
-                    continue  # a process that is still running took it away
-                except OSError as error:
-                    raise refusal(relative, error) from None
-                except Refused as error:
-                    if error.missing:
-                        continue
-                    raise
-                entries += 1
-                if total > max_bytes:
-                    raise Refused(
-                        f"the workspace holds more than {max_bytes} bytes in files; remove what is not needed"
-                    )
-                if entries > MAX_ENTRIES:
-                    raise Refused(f"the workspace holds more than {MAX_ENTRIES} names; remove what is not needed")
+    try:
+        with tarfile.open(
+            fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8", errors="surrogateescape"
+        ) as archive:
+            for info, content in _walk(root, max_bytes, opened):
                 archive.addfile(info, content)
+    finally:
+        for path, mode in reversed(opened):
+            os.chmod(path, mode)
     return buffer.getvalue()
+
+
+def _walk(
+    root: str, max_bytes: int, opened: list[tuple[str, int]]
+) -> Iterator[tuple[tarfile.TarInfo, io.BytesIO | None]]:
+    """Entries of the archive. What the agent closed to its owner is opened, and noted in `opened`: `chmod 000` must not stop a grading."""
+
+    def readable(path: str, mode: int, wanted: int) -> None:
+        if mode & wanted != wanted:
+            os.chmod(path, mode | wanted)
+            opened.append((path, mode))
+
+    total, entries = 0, 0
+    stack = [""]
+    while stack:
+        folder = stack.pop()
+        try:
+            here = os.path.join(root, folder)
+            readable(here, stat.S_IMODE(os.lstat(here).st_mode), 0o700)
+            names = sorted(os.listdir(here))
+        except OSError as error:
+            raise refusal(folder, error) from None
+        for name in names:
+            relative = os.path.join(folder, name)
+            full = os.path.join(root, relative)
+            info, content = tarfile.TarInfo(relative), None
+            try:
+                status = os.lstat(full)
+                info.mode, info.mtime = stat.S_IMODE(status.st_mode), int(status.st_mtime)
+                if stat.S_ISDIR(status.st_mode):
+                    info.type = tarfile.DIRTYPE
+                    stack.append(relative)
+                elif stat.S_ISLNK(status.st_mode):
+                    info.type, info.linkname = tarfile.SYMTYPE, os.readlink(full)
+                elif stat.S_ISREG(status.st_mode):
+                    total += status.st_size
+                    if total <= max_bytes:
+                        readable(full, info.mode, 0o400)
+                        data = read(full, max_bytes)
+                        total += len(data) - status.st_size
+                        info.size, content = len(data), io.BytesIO(data)
+                else:
+                    continue  # FIFO, socket, device: nothing of it can be carried
+            except FileNotFoundError:
+                continue  # a process that is still running took it away
+            except OSError as error:
+                raise refusal(relative, error) from None
+            except Refused as error:
+                if error.missing:
+                    continue
+                raise
+            entries += 1
+            if total > max_bytes:
+                raise Refused(f"the workspace holds more than {max_bytes} bytes in files; remove what is not needed")
+            if entries > MAX_ENTRIES:
+                raise Refused(f"the workspace holds more than {MAX_ENTRIES} names; remove what is not needed")
+            yield info, content
 
 
 def members(data: bytes, max_bytes: int) -> list[tuple[tarfile.TarInfo, bytes]]:
@@ -186,14 +206,16 @@ def members(data: bytes, max_bytes: int) -> list[tuple[tarfile.TarInfo, bytes]]:
                     raise Refused(
                         f"the archive holds more than {max_bytes} bytes in files, or more than {MAX_ENTRIES} names"
                     )
-                for depth in range(1, len(parts)):
-                    if kinds.get("/".join(parts[:depth]), tarfile.DIRTYPE) not in FOLDER:
-                        raise Refused(f"archive entry {info.name!r} lies below a name that is no directory")
+                above, unknown = info.name.rpartition("/")[0], []
+                while above and above not in kinds:  # what is above a known directory is known
+                    unknown.append(above)
+                    above = above.rpartition("/")[0]
+                if above and kinds[above] not in FOLDER:
+                    raise Refused(f"archive entry {info.name!r} lies below a name that is no directory")
                 if info.name in kinds and (kinds[info.name] not in FOLDER or info.type not in FOLDER):
                     raise Refused(f"archive entry {info.name!r} appears twice")
+                kinds.update(dict.fromkeys(unknown, tarfile.DIRTYPE))
                 kinds[info.name] = info.type
-                for depth in range(1, len(parts)):
-                    kinds.setdefault("/".join(parts[:depth]), tarfile.DIRTYPE)
                 file = archive.extractfile(info) if info.type in FILE else None
                 found.append((info, file.read() if file else b""))
     except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
@@ -227,17 +249,18 @@ def unpack(root: str, data: bytes, max_bytes: int) -> None:
 
 def clear(root: str) -> None:
     """Remove everything below `root`, also where the agent took its own permissions away. Raises `Refused`."""
-    for folder, names, _ in os.walk(root):
-        for name in names:
-            full = os.path.join(folder, name)
-            if not os.path.islink(full):
-                os.chmod(full, 0o700)
-    for name in os.listdir(root):
-        full = os.path.join(root, name)
-        try:
+    try:
+        os.chmod(root, 0o755)
+        for folder, names, _ in os.walk(root):
+            for name in names:
+                full = os.path.join(folder, name)
+                if not os.path.islink(full):
+                    os.chmod(full, 0o700)
+        for name in os.listdir(root):
+            full = os.path.join(root, name)
             if os.path.isdir(full) and not os.path.islink(full):
                 shutil.rmtree(full)
             else:
                 os.unlink(full)
-        except OSError as error:
-            raise refusal(name, error) from None
+    except OSError as error:
+        raise refusal(root, error) from None

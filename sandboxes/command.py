@@ -34,9 +34,9 @@ class Command:
         self.note = ""
 
 
-def census(session: int = 0) -> tuple[int, int, list[int]]:
-    """Memory in bytes, threads, and the processes of one session, over everything in the box but the supervisor."""
-    memory, threads, of_session = 0, 0, []
+def census() -> tuple[int, int, dict[int, int]]:
+    """Memory in bytes, threads, and the session of each process, over everything in the box but the supervisor."""
+    memory, threads, sessions = 0, 0, {}
     for name in os.listdir("/proc"):
         if not name.isdigit() or name == "1":
             continue
@@ -47,6 +47,5 @@ def census(session: int = 0) -> tuple[int, int, list[int]]:
             continue  # it ended meanwhile
         memory += sum(int(lines[key].split()[0]) for key in (b"RssAnon", b"RssShmem") if key in lines) * 1024
         threads += int(lines.get(b"Threads", b"1"))
-        if session and int(lines.get(b"NSsid", b"0").split()[-1]) == session:
-            of_session.append(int(name))
-    return memory, threads, of_session
+        sessions[int(name)] = int(lines.get(b"NSsid", b"0").split()[-1])
+    return memory, threads, sessions

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from sandboxes.background import in_background
+from sandboxes.background import background_loop, in_background
 from sandboxes.base import (
     MAX_ARCHIVE_BYTES,
     MAX_FILE_BYTES,
@@ -49,9 +49,9 @@ def _text(text: str) -> str:
 class LocalSandbox:
     """One sandbox; usable from any event loop of the process that made it."""
 
-    def __init__(self, backend: LocalBackend, box: Box, run_id: str) -> None:
-        self._backend, self._box = backend, box
-        self._id = secrets.token_hex(8)
+    def __init__(self, backend: LocalBackend, box: Box, run_id: str, ident: str) -> None:
+        self._backend, self._box, self._id = backend, box, ident
+        self._ending: asyncio.Task[None] | None = None
         self._record = backend.records.write(run_id, self._id, box.process.pid)
 
     @property
@@ -106,7 +106,12 @@ class LocalSandbox:
         await self._ask("import", {"max_bytes": MAX_ARCHIVE_BYTES}, archive)
 
     async def kill(self) -> None:
-        await in_background(self._end())
+        await in_background(self.end())
+
+    async def end(self) -> None:
+        """`kill`, in the background loop: once begun it goes on when its caller is cancelled."""
+        self._ending = self._ending or asyncio.create_task(self._end())
+        await asyncio.shield(self._ending)
 
     async def _ask(
         self, operation: str, header: dict[str, Any], payload: bytes = b"", deadline_s: float = FILE_S
@@ -116,7 +121,7 @@ class LocalSandbox:
     async def _end(self) -> None:
         await self._box.end()
         self._backend.records.erase(self._record)
-        self._backend.boxes.discard(self)
+        self._backend.boxes.pop(self._id, None)
 
     def end_now(self) -> None:
         """At interpreter exit, without a loop."""
@@ -148,15 +153,32 @@ class LocalBackend:
     ) -> None:
         self.network, self.memory_mb, self.processes, self.disk_mb = network, memory_mb, processes, disk_mb
         self.records = Records(root)
-        self.boxes: set[LocalSandbox] = set()
+        self.boxes: dict[str, LocalSandbox] = {}
+        self._creating: dict[str, asyncio.Task[Any]] = {}
         self._pruned = False
         _backends.add(self)
 
     async def create(self, *, run_id: str, lifetime_s: float) -> LocalSandbox:
         """A fresh sandbox. Raises `SandboxUnavailable` with the fix where bubblewrap cannot run."""
-        return await in_background(self._create(run_id, lifetime_s))
+        ident = secrets.token_hex(8)
+        try:
+            return await in_background(self._create(ident, run_id, lifetime_s))
+        except asyncio.CancelledError:
+            asyncio.run_coroutine_threadsafe(self._forget(ident), background_loop())
+            raise
 
-    async def _create(self, run_id: str, lifetime_s: float) -> LocalSandbox:
+    async def _forget(self, ident: str) -> None:
+        """End a sandbox whose creation was cancelled in the instant in which it succeeded: nobody else knows of it."""
+        if task := self._creating.get(ident):
+            await asyncio.wait([task])
+        if sandbox := self.boxes.get(ident):
+            await sandbox.end()
+
+    async def _create(self, ident: str, run_id: str, lifetime_s: float) -> LocalSandbox:
+        task = asyncio.current_task()
+        assert task is not None
+        self._creating[ident] = task
+        task.add_done_callback(lambda _: self._creating.pop(ident, None))
         if not self._pruned:
             self._pruned = True
             self.records.prune()
@@ -169,13 +191,13 @@ class LocalBackend:
         except TimeoutError:
             raise SandboxError(f"A local sandbox did not start within {START_S:g} s.") from None
         try:
-            sandbox = LocalSandbox(self, box, run_id)
+            sandbox = LocalSandbox(self, box, run_id, ident)
         except OSError as error:
             await box.end()
             raise SandboxError(
                 f"{self.records.root}: the sandbox's record cannot be written ({error.strerror})."
             ) from None
-        self.boxes.add(sandbox)
+        self.boxes[ident] = sandbox
         return sandbox
 
     async def sweep(self, run_id: str) -> int:
@@ -189,6 +211,6 @@ _backends: weakref.WeakSet[LocalBackend] = weakref.WeakSet()
 @atexit.register
 def _end_all() -> None:
     for backend in list(_backends):
-        for sandbox in list(backend.boxes):
+        for sandbox in list(backend.boxes.values()):
             with suppress(OSError):
                 sandbox.end_now()

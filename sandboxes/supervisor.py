@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -47,7 +47,7 @@ class Supervisor:
         self.inbox, self.outbox = frames.Inbox(), bytearray()
         self.commands: dict[int, Command] = {}
         self.selector = selectors.DefaultSelector()
-        self.alive, self.looked, self.crowded, self.inodes = False, 0.0, 0, 0
+        self.alive, self.looked, self.crowded, self.strikes, self.inodes = False, 0.0, 0, 0, 0
         self.quieting: int | None = None
         self.quiet_deadline = 0.0
         wake_read, wake_write = os.pipe()
@@ -110,6 +110,8 @@ class Supervisor:
                 self.operations[header["op"]](ident, header, payload)
             except boxfs.Refused as error:
                 self.reply(ident, {"refused": str(error), "missing": error.missing})
+            except (OSError, MemoryError, RecursionError) as error:
+                self.reply(ident, {"failed": f"{type(error).__name__}: {error}"})
 
     # --- commands -------------------------------------------------------------------------------------------------------------------------------
 
@@ -211,13 +213,15 @@ class Supervisor:
         return sum(tree.f_files - tree.f_ffree for tree in map(os.statvfs, self.options["writable"]))
 
     def kill_session(self, leader: int) -> None:
-        for pid in [leader, *census(leader)[2]]:
+        self.kill([leader, *(pid for pid, session in census()[2].items() if session == leader)])
+
+    def kill(self, pids: Iterable[int]) -> None:
+        for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def kill_all(self, note: str) -> None:
-        for command in self.commands.values():
-            command.note = command.note or note
+        self.remark(note)
         with suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)
 
@@ -232,16 +236,34 @@ class Supervisor:
         if not self.alive or now - self.looked < TICK_S:
             return
         self.looked = now
-        memory, threads, _ = census()
+        memory, threads, sessions = census()
         self.crowded = self.crowded + 1 if threads >= self.options["processes"] - 1 else 0
         names = self.names()
         grew, self.inodes = names > self.inodes, names
-        if memory > self.options["memory_bytes"]:
-            self.kill_all(f"memory limit of {self.options['memory_bytes'] >> 20} MB reached: every process was killed")
-        elif self.crowded >= 3:
-            self.kill_all(f"limit of {self.options['processes']} processes reached: every process was killed")
-        elif names > MAX_INODES and grew:  # `grew` lets a command that removes files run
-            self.kill_all(f"limit of {MAX_INODES} files reached: every process was killed")
+        tests = (
+            (memory > self.options["memory_bytes"], f"memory limit of {self.options['memory_bytes'] >> 20} MB"),
+            (self.crowded >= 3, f"limit of {self.options['processes']} processes"),
+            (
+                names > MAX_INODES and grew,
+                f"limit of {MAX_INODES} files",
+            ),  # `grew` lets a command that removes files run
+        )
+        broken = next((limit for over, limit in tests if over), None)
+        if broken is None:
+            self.strikes = 0
+            return
+        running = {pid for pid, command in self.commands.items() if not command.replied}
+        background = [pid for pid, session in sessions.items() if session not in running]
+        self.strikes += 1
+        if background and self.strikes <= 3:  # what an earlier command left goes first: the running one may be innocent
+            self.kill(background)
+            self.remark(f"{broken} reached: the processes in the background were killed")
+        else:
+            self.kill_all(f"{broken} reached: every process was killed")
+
+    def remark(self, note: str) -> None:
+        for command in self.commands.values():
+            command.note = command.note or note
 
     def step(self) -> None:
         now = time.monotonic()
@@ -284,5 +306,5 @@ def main() -> NoReturn:
     signal.signal(
         signal.SIGINT, signal.SIG_DFL
     )  # the kernel shields PID 1 from signals it has no handler for, so have none
-    sys.setswitchinterval(1)
+    sys.setrecursionlimit(20_000)  # PATH_MAX allows trees of 2,000 levels, and shutil walks them by recursion
     Supervisor(socket.socket(fileno=int(sys.argv[1])), frames.loads(sys.argv[2])).serve()

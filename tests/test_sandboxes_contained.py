@@ -202,6 +202,26 @@ async def test_an_archive_holds_links_as_links_and_leaves_fifos_devices_and_sock
     assert (await box.run("readlink out; stat -c %a tool locked")).stdout == "/etc/passwd\n755\n500\n"
 
 
+async def test_what_the_agent_closed_to_itself_is_still_carried_with_its_modes(box: LocalSandbox) -> None:
+    await box.run("mkdir -p a/b; echo x > a/b/f; echo y > g; chmod 000 a/b/f a/b a g; chmod 100 .")
+    archive = await box.export_workspace()
+    await box.import_workspace(archive)
+    assert (
+        await box.run("stat -c '%a %n' g a; chmod 700 a a/b; stat -c '%a %n' a/b/f")
+    ).stdout == "0 g\n0 a\n0 a/b/f\n"
+    await box.run("chmod 000 .")
+    await box.import_workspace(archive)
+    assert await works(box)
+
+
+async def test_a_tree_of_many_levels_is_carried_and_cleared(box: LocalSandbox) -> None:
+    deep = "/".join("d" * 1900)
+    await box.run(f"mkdir -p {deep}; echo x > {deep}/f")
+    archive = await box.export_workspace()
+    await box.import_workspace(archive)
+    assert await box.read_file(f"{deep}/f") == b"x\n"
+
+
 async def test_a_sparse_file_is_bounded_by_its_size_in_an_archive(box: LocalSandbox) -> None:
     await box.run("for i in 1 2 3 4 5 6 7 8 9 10; do truncate -s 10M s$i; done")
     with pytest.raises(FileRefused, match="more than"):
