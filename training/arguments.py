@@ -78,6 +78,7 @@ TRAIN: Final[list[Flag]] = [
     Flag("lora_alpha", lambda j: j.profile.lora.alpha, ""),
     Flag("lora_dropout", lambda j: j.profile.lora.dropout, ""),
     Flag("target_modules", lambda j: j.profile.lora.target_modules, ""),
+    Flag("check_model", lambda j: False, "asks ModelScope whether the folder is its newest: 7 s offline, and training/models.py has checked the files"),
     Flag("fp16", lambda j: False if j.profile.on_cpu else None, "float32 alone makes swift set fp16"),
     Flag("bf16", lambda j: not j.profile.on_cpu, ""),
     Flag("gradient_checkpointing", lambda j: not j.profile.on_cpu, "trades time for memory, which small models on CPU do not need"),
