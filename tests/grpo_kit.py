@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from configs.load import ROOT, load_profile
 from configs.run import Layout, Run, new_run
+from tests.train_env import provision
 from training import grpo
 
 
 def start(folder: Path, name: str, **flags: Any) -> tuple[Run, Path, Path]:
     """A run that writes below `folder`, its prompts, and an adapter that changes what the model says."""
-    subprocess.run([sys.executable, str(ROOT / "scripts/download_model.py"), "--profile", name], check=True)
+    provision(name)
     paths = {"paths.output": str(folder / "output"), "paths.data": str(folder / "data")}
     run = new_run(load_profile(name, flags={**paths, **flags}, environ={}))
     profile, adapter = run.profile, folder / "adapter"

@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
-from grpo_kit import start
 
 from configs.errors import WorkFailed
 from configs.files import read_jsonl
 from configs.load import ROOT
 from configs.run import Layout
+from tests.grpo_kit import start
 from training import grpo
 
 MAIN = """

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from grpo_kit import start
 
 from agents.trajectory import Trajectory, Verdict
 from configs.files import read_jsonl
 from configs.run import Layout, Run
 from sandboxes.registry import make_for
+from tests.grpo_kit import start
 from training import grpo
 from training.checkpoints import broken
 from training.rollout import rank_run_id
@@ -70,7 +70,7 @@ def test_every_rollout_was_graded_and_grouped(trained: tuple[Run, Any, Path]) ->
 def test_sampler_and_trainer_agree_also_after_the_second_sync(trained: tuple[Run, Any, Path]) -> None:
     gaps = [row["rollout_correction/k3_kl"] for row in read_jsonl(trained[1].outputs["metrics"])]
     assert len(gaps) == 2
-    assert max(gaps) < 0.01
+    assert max(gaps) < 1e-4  # the adapter's dropout alone would give more
 
 
 @pytest.mark.slow

@@ -195,6 +195,22 @@ def check_exact(sample: Any, labels: list[int]) -> None:
         raise RuntimeError(f"rollout {sample.request_id}: {logprobs} log-probabilities for {len(sampled)} sampled ids.")
 
 
+def no_dropout() -> str:
+    """An adapter brings the dropout of its SFT. The sampler has none, so each log-probability would differ by chance from the sampled one."""
+    from swift.rlhf_trainers.rlhf_mixin import RLHFTrainerMixin
+
+    expect(RLHFTrainerMixin.__init__, "getattr(args, 'disable_dropout', False)", "disable_dropout_in_model(model)")
+
+    def make(original: Any) -> Any:
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            kwargs["args"].disable_dropout = True  # ms-swift has the switch and no flag for it
+            original(self, *args, **kwargs)
+
+        return init
+
+    return replace(RLHFTrainerMixin, "__init__", make)
+
+
 def watch_gap() -> str:
     """A stale or doubled adapter, or a loss that is no number, ends the run instead of training on."""
     import torch
@@ -258,6 +274,7 @@ PATCHES: Final[dict[str, Callable[[], str]]] = {
     "adapter tensors": own_adapter_tensors,
     "separator before a tool result": one_separator,
     "trained ids are the sampled ids": exact_tokens,
+    "no dropout": no_dropout,
     "not-scored rollouts": _only_scored,
     "trainer against sampler": watch_gap,
     "sandboxes end with the training": close_sandboxes,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +17,10 @@ from swift.rlhf_trainers.utils import VLLM_LORA_INT_ID, VLLM_LORA_NAME, VLLM_LOR
 from swift.rollout import agent_loop
 from swift.template import Template
 
+from configs.load import load_profile
 from training import patches, scored
 
-MODEL = os.environ["GRPO_TEST_MODEL"]
-MODEL_TYPE = os.environ["GRPO_TEST_MODEL_TYPE"]
+PROFILE = load_profile("smoke", environ={})
 
 UNPATCHED = {
     "encode_sample": grpo_trainer.encode_sample,
@@ -33,7 +32,7 @@ patches.apply()
 
 @cache
 def template() -> Any:
-    _, tokenizer = get_model_processor(MODEL, model_type=MODEL_TYPE, load_model=False)
+    _, tokenizer = get_model_processor(str(PROFILE.model_path), model_type=PROFILE.model.model_type, load_model=False)
     made = get_template(tokenizer, template_type="chatml", agent_template="hermes")
     made.set_mode("train")
     return made
