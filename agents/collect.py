@@ -27,8 +27,6 @@ from configs.profile import Profile
 from configs.run import Layout, Run
 from sandboxes import SandboxPool, make_for
 
-__all__ = ["collect", "make_llm"]
-
 VERSION: Final = 1
 """Raised when the same inputs would give other trajectories."""
 
@@ -77,7 +75,9 @@ def _whole(folder: Path) -> list[Path]:
 
 
 def _make(run: Run, tasks: Sequence[Task], layout: Layout) -> tuple[Path, dict[str, Path], dict[str, Any]]:
-    make_llm(run.profile)  # a missing key or agent is said before anything starts
+    teacher = make_llm(run.profile)
+    for task in tasks:
+        teacher(task)  # a missing key, agent or reference solution is said before anything starts
     started = time.monotonic()
     wanted = [Wanted(task, attempt) for task in tasks for attempt in range(run.profile.collect.samples_per_task)]
     kept = {} if "collect" in run.force else _reusable(run, wanted, layout)
@@ -102,7 +102,7 @@ def _make(run: Run, tasks: Sequence[Task], layout: Layout) -> tuple[Path, dict[s
     if not summary["passed"] + summary["failed"]:
         reason = trajectories[0].outcome.reason
         raise WorkFailed(
-            f"none of {len(trajectories)} episodes could be scored; the first: {reason}. They are kept in {layout.episodes}."
+            f"none of {len(trajectories)} episodes could be scored; the first: {reason.rstrip('.')}. They are kept in {layout.episodes}."
         )
     return layout.data, {"trajectories": layout.trajectories}, summary
 
@@ -135,7 +135,7 @@ def _reusable(run: Run, wanted: Sequence[Wanted], layout: Layout) -> dict[tuple[
         path = episode_path(layout.episodes, item.task.digest, profile.teacher.agent, model, item.attempt)
         try:
             trajectory = read_episode(path)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             continue
         except UserError as error:
             # Named and set aside, not deleted: someone may have paid for it. Only this one is collected again.

@@ -33,7 +33,8 @@ async def gather(
 ) -> list[Trajectory]:
     """Run the episodes, `concurrency` at once, and return them in the order wanted. `keep` is called as each one ends.
 
-    Raises `UserError` at the first failure that every other episode would meet too (a bad key, no sandboxes here); what ended before has been kept.
+    Raises `UserError` at the first failure that every other episode would meet too (a bad key, no sandboxes here), and what `keep` raises; what ended
+    before has been kept.
     """
     results: dict[int, Trajectory] = {}
     places = iter(range(len(wanted)))
@@ -51,8 +52,10 @@ async def gather(
         async with asyncio.TaskGroup() as workers:
             for _ in range(min(concurrency, len(wanted))):
                 workers.create_task(work())
-    except* _Fatal as fatal:
-        first = fatal.exceptions[0]
+    except BaseExceptionGroup as group:
+        first = group.exceptions[0]
+        if not isinstance(first, _Fatal):
+            raise first from None  # a full disk, as a rule: the sentence, without the task group around it
         raise UserError(
             f"{first}. Every other episode would meet this too, so the collection has stopped; what is finished is kept."
         ) from None
