@@ -62,6 +62,7 @@ class Handler(BaseHTTPRequestHandler):
             return self.send(400, {"message": "adapter_config.json: rank 64 is too large", "object": "error"})
         if os.environ.get("STAND_IN_FAILS_ON", "\0") in body["messages"][-1]["content"]:
             return self.send(500, {"message": "out of luck", "object": "error"})
+        time.sleep(float(os.environ.get("STAND_IN_SECONDS", "0")))
         text = answer(body["model"], body["messages"])
         choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop", "token_ids": [1, 2]}
         choice["logprobs"] = {"content": [{"logprob": -0.5}, {"logprob": -0.5}]}

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import struct
-from collections.abc import Iterator
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +18,7 @@ import stand_in_swift
 
 from agents.task import load_tasks
 from configs.errors import UserError, WorkFailed
-from configs.load import ROOT, load_profile
+from configs.load import ROOT, dump_profile, load_profile
 from configs.run import Layout, Progress, Run
 from training.evaluate import evaluate
 from training.keeper import descendants
@@ -139,6 +144,38 @@ def test_a_failure_of_the_infrastructure_is_not_scored_and_is_tried_again_by_the
     second = json.loads(evaluate(run, tasks, {"sft": adapter}).outputs["report"].read_text())
     assert [(p["attempts"], p["not_scored"]) for p in second["policies"]] == [(3, 0), (3, 0)]
     assert second["reused_episodes"] == 4
+
+
+@pytest.mark.slow  # about 5 s each on an idle machine
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_a_command_that_is_killed_leaves_no_process_and_the_next_one_goes_on(
+    run: Run, tasks: Path, adapter: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    """BEHAVIOURS 3 and 19. The fixture looks for the server; sandboxes are looked for here."""
+    (tmp_path / "killed.yaml").write_text(dump_profile(run.profile))
+    arguments = ["evaluate", "--profile", str(tmp_path / "killed.yaml"), "--tasks", str(tasks), "--adapter", f"sft={adapter}", "--json"]
+    command = [sys.executable, "-m", "agentexecutor", *arguments]
+    episodes = Layout(run.profile).evaluate / "episodes"
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=slow()) as process:
+        wait_for(lambda: len(list(episodes.rglob("*.json"))) >= 3, 60)
+        children = descendants(process.pid)
+        process.send_signal(number)
+        assert process.wait(30) != 0
+    wait_for(lambda: not [pid for pid in children if cmdline(pid)], 30)
+    kept = len(list(episodes.rglob("*.json")))
+    assert 3 <= kept < 6
+    assert json.loads(evaluate(run, tasks, {"sft": adapter}).outputs["report"].read_text())["reused_episodes"] == kept
+
+
+def slow() -> dict[str, str]:
+    return {**os.environ, "STAND_IN_SECONDS": "0.7"}
+
+
+def wait_for(what: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
 
 
 def test_a_heldout_task_that_is_also_trained_on_is_refused_before_anything_starts(run: Run, adapter: Path) -> None:
