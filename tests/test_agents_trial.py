@@ -1,0 +1,29 @@
+"""`agentexecutor run`: one prompt, no verifier, and the files that the agent left."""
+
+from __future__ import annotations
+
+import pytest
+
+from agents.trajectory import StopReason, Verdict
+from agents.trial import run_prompt
+from configs.errors import UserError
+from configs.load import load_profile
+from configs.profile import Profile
+
+
+def profile(**flags: str) -> Profile:
+    return load_profile("laptop", flags={"sandboxes.backend": "mock", "teacher.llm": "mock", **flags}, environ={})
+
+
+def test_the_mock_model_writes_the_file_that_the_prompt_names() -> None:
+    trajectory, files = run_prompt(profile(), "create /workspace/hi.py")
+    assert files == {"hi.py": "print('hi')\n"}
+    assert (trajectory.stop_reason, trajectory.outcome.verdict) == (StopReason.FINISHED, Verdict.NOT_SCORED)
+
+
+def test_the_scripted_teacher_has_nothing_to_replay_and_a_missing_key_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LLM_API_KEY", raising=False)
+    with pytest.raises(UserError, match="a prompt has none"):
+        run_prompt(profile(**{"teacher.llm": "scripted"}), "create hi.py")
+    with pytest.raises(UserError, match="LLM_API_KEY is not set"):
+        run_prompt(profile(**{"teacher.llm": "deepseek-chat"}), "create hi.py")
