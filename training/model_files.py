@@ -10,8 +10,15 @@ from configs.load import ROOT
 IM_START, IM_END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 HERMES_TOKENS: Final = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
 VOCABULARY: Final = 4096
-CORPUS: Final = ("LICENSE", "agents/*.py", "sandboxes/*.py", "datasets/*.jsonl", "datasets/laptop/train.jsonl")
-"""What the smoke tokenizer is trained on: the task texts, the tool schemas, some code and some prose, all of this project."""
+CORPUS: Final = (
+    "LICENSE",
+    "agents/tools.py",
+    "agents/prompts.py",
+    "datasets/sample_tasks.jsonl",
+    "datasets/smoke/train.jsonl",
+    "datasets/laptop/train.jsonl",
+)
+"""What the smoke tokenizer is trained on: the licence, the tool schemas and the training tasks; not the rest of the code, which changes daily."""
 
 
 def convert_gguf(gguf: Path, target: Path) -> None:
