@@ -24,6 +24,9 @@ from configs.run import Run
 KEY_VERSION: Final = 1
 """Raised when the meaning of the key changes."""
 
+OUT: Final = "out"
+"""The argument that says where a step writes: its content is no input."""
+
 CODE: Final = ("configs", "sandboxes", "agents", "training")
 """Packages whose code decides a step's result."""
 
@@ -65,7 +68,7 @@ def step_key(profile: Profile, step: str, arguments: dict[str, Any]) -> str:
         "code": code_digest(),
         "profile": profile.model_dump(mode="json"),
         "model": _stamps(profile.model_path),
-        "arguments": {name: _content(value) for name, value in arguments.items()},
+        "arguments": {name: str(value) if name == OUT else _content(value) for name, value in arguments.items()},
     }
     return f"{step}-v{KEY_VERSION}-{digest_json(content)[:32]}.json"
 
