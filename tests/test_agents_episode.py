@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 from agents_kit import HANGS, Says, task, write
@@ -14,11 +15,12 @@ from agents.gather import Wanted, gather
 from agents.llm import Failure, LLMError
 from agents.reward import reward
 from agents.scripted import MockLLM, ScriptedLLM
+from agents.store import load_trajectories, read_episode, write_episode, write_trajectories
 from agents.task import Task
 from agents.trajectory import Outcome, StopReason, Trajectory, Verdict
 from agents.verifier import grade
 from configs.errors import UserError
-from sandboxes import SandboxError, SandboxGone, SandboxPool
+from sandboxes import SandboxError, SandboxGone, SandboxPool, SandboxUnavailable
 from sandboxes.mock import NEVER, Fault, MockBackend
 
 SETTINGS = Settings(run_id="t", max_turns=6)
@@ -181,3 +183,22 @@ def test_form_never_beats_the_verdict_and_not_scored_is_never_zero() -> None:
     assert [reward(outcomes[Verdict.PASSED], form, 0.2) for form in (True, False)] == [1.0, 1.0]
     assert [reward(outcomes[Verdict.FAILED], form, 0.2) for form in (True, False)] == [0.2, 0.0]
     assert [reward(outcomes[Verdict.NOT_SCORED], form, 0.2) for form in (True, False)] == [None, None]
+
+
+async def test_a_backend_that_cannot_run_here_stops_all_episodes_at_once_and_says_how_to_fix_it() -> None:
+    faults = [Fault("create", n, SandboxUnavailable("bubblewrap is missing: install it")) for n in range(1, 9)]
+    async with pool_of(*faults) as pool:
+        with pytest.raises(UserError, match="bubblewrap is missing: install it"):
+            await gather(
+                [Wanted(task(f"t{n}"), 0) for n in range(8)], ScriptedLLM, pool, SETTINGS, concurrency=1, keep=print
+            )
+    assert pool.created == 0
+
+
+async def test_text_that_no_file_can_hold_is_refused_as_a_call_and_stored_as_a_question_mark(tmp_path: Path) -> None:
+    trajectory = await episode(Says([write("a.txt", "\ud800"), "Done."]))
+    assert trajectory.outcome.verdict is Verdict.FAILED
+    assert "not valid Unicode" in trajectory.messages[3].content
+    assert read_episode(write_episode(tmp_path, trajectory)) == trajectory
+    write_trajectories(tmp_path / "t.parquet", [trajectory])
+    assert load_trajectories(tmp_path / "t.parquet") == [trajectory]
