@@ -6,7 +6,7 @@ failed), `user` (a mistake of the user) or `hang` (it starts a child of its own 
 
 from __future__ import annotations
 
-import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +18,8 @@ from configs.manifest import Step, StepResult, run_step
 from configs.run import Layout, Run
 from sandboxes.base import SandboxError
 from tasks_lib.steps import STEPS, Entry
+from training.launch import Command
+from training.supervise import run_child
 
 
 def _table() -> dict[Step, Entry]:
@@ -123,9 +125,6 @@ def _trouble(run: Run, step: Step) -> None:
         raise WorkFailed("the trainer ended with exit code 3")
     if kind == "user":
         raise UserError("the rows file holds no row")
-    with subprocess.Popen(["sleep", "1000"]) as child:
-        write_atomic(file.with_name(f"{step}.pid"), str(child.pid))
-        try:
-            child.wait()
-        finally:
-            child.kill()
+    pid = file.with_name(f"{step}.pid")
+    code = f"import os, pathlib, time; pathlib.Path({str(pid)!r}).write_text(str(os.getpid())); time.sleep(1000)"
+    run_child(Command([sys.executable, "-c", code]), run.log(step))
