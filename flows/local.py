@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import cast
 
 from configs.files import exclusive
@@ -18,12 +19,16 @@ def run_all(run: Run, *, deployed: bool = False) -> list[StepResult]:
     from tasks_lib.server import connected
 
     layout = Layout(run.profile)
-    with exclusive(layout.lock, f"{layout.output} (its lock {layout.lock.name})"), connected(layout.prefect, run.log("prefect-server")) as api:
+    with ExitStack() as stack:
+        stack.enter_context(exclusive(layout.lock, f"{layout.output} (its lock {layout.lock.name})"))
+        run.progress("prefect", 0, 1, "starting the server")
+        api = stack.enter_context(connected(layout.prefect, run.log("prefect-server")))
+        run.progress("prefect", 1, 1, f"{api.removesuffix('/api')} shows this run while it lasts")
         # Not before the server's address is set: prefect reads it when it is imported.
         from flows.pipeline import pipeline
         from tasks_lib.parameters import listener
 
-        run.event("prefect", api=api)
+        run.event("server", api=api)
         token = listener.set(run.report)
         try:
             return pipeline(deployed=deployed, force=cast(list[Step], sorted(run.force)), joined=run.folder)

@@ -35,7 +35,9 @@ CODE: Final = ("configs", "sandboxes", "agents", "training")
 class Proved(CachePolicy):
     """Key: step, code, profile, model and arguments by content. Drops a stored record that its manifest does not prove."""
 
-    def compute_key(self, task_ctx: TaskRunContext, inputs: dict[str, Any], flow_parameters: dict[str, Any], **kwargs: Any) -> str | None:
+    def compute_key(
+        self, task_ctx: TaskRunContext, inputs: dict[str, Any], flow_parameters: dict[str, Any], **kwargs: Any
+    ) -> str | None:
         run: Run = inputs["run"]
         key = step_key(run.profile, inputs["step"], inputs["arguments"])
         store = get_result_store()
@@ -76,14 +78,22 @@ def step_key(profile: Profile, step: str, arguments: dict[str, Any]) -> str:
 @cache
 def code_digest() -> str:
     """Digest of every file of the packages that decide a result."""
-    files = [path for package in CODE for path in sorted((ROOT / package).rglob("*")) if path.suffix in (".py", ".json", ".jinja", ".txt")]
+    files = [
+        path
+        for package in CODE
+        for path in sorted((ROOT / package).rglob("*"))
+        if path.suffix in (".py", ".json", ".jinja", ".txt")
+    ]
     return digest_json([[str(path.relative_to(ROOT)), digest_file(path)] for path in files])
 
 
 def _content(value: Any) -> Any:
     if isinstance(value, Path):
         if value.is_dir():
-            return [str(value), [[str(p.relative_to(value)), digest_file(p)] for p in sorted(value.rglob("*")) if p.is_file()]]
+            return [
+                str(value),
+                [[str(p.relative_to(value)), digest_file(p)] for p in sorted(value.rglob("*")) if p.is_file()],
+            ]
         return [str(value), digest_file(value) if value.is_file() else "absent"]
     if isinstance(value, dict):
         return {name: _content(one) for name, one in value.items()}

@@ -27,7 +27,15 @@ LOST_S: Final = 90
 
 LOST: Final = "agentexecutor: lost runs are crashed"
 
-COMPARED: Final = ("entrypoint", "description", "tags", "parameters", "pull_steps", "work_pool_name", "parameter_openapi_schema")
+COMPARED: Final = (
+    "entrypoint",
+    "description",
+    "tags",
+    "parameters",
+    "pull_steps",
+    "work_pool_name",
+    "parameter_openapi_schema",
+)
 
 
 def deploy(profile: str | None = None, *, dry_run: bool = False) -> list[str]:
@@ -51,7 +59,9 @@ def deploy(profile: str | None = None, *, dry_run: bool = False) -> list[str]:
             changes += [f"deployment {name}: {', '.join(changed)} changed"] if changed else []
         return changes + asyncio.run(_automation())
     except httpx.TransportError as error:
-        raise UserError(f"Prefect's server at {api} does not answer ({error}); start it with `prefect server start`.") from None
+        raise UserError(
+            f"Prefect's server at {api} does not answer ({error}); start it with `prefect server start`."
+        ) from None
 
 
 def _api() -> str:
@@ -59,7 +69,9 @@ def _api() -> str:
 
     api = PREFECT_API_URL.value()
     if not api:
-        raise UserError("no Prefect server is set: run `prefect server start`, then `prefect config set PREFECT_API_URL=http://127.0.0.1:4200/api`.")
+        raise UserError(
+            "no Prefect server is set: run `prefect server start`, then `prefect config set PREFECT_API_URL=http://127.0.0.1:4200/api`."
+        )
     return str(api)
 
 
@@ -81,13 +93,19 @@ async def _pools(dry_run: bool) -> list[str]:
             if pool is None:
                 changes.append(f"pool {name}: {'would be made' if dry_run else 'made'}, {limit} run at a time")
                 template = ProcessWorker.get_default_base_job_template()
-                wanted = WorkPoolCreate(name=name, type="process", description=what, base_job_template=template, concurrency_limit=limit)
+                wanted = WorkPoolCreate(
+                    name=name, type="process", description=what, base_job_template=template, concurrency_limit=limit
+                )
                 if not dry_run:
                     await client.create_work_pool(wanted)
             elif pool.type != "process":
-                raise UserError(f"pool {name!r} exists on this server and is a {pool.type} pool; these flows need a process pool: rename or delete it.")
+                raise UserError(
+                    f"pool {name!r} exists on this server and is a {pool.type} pool; these flows need a process pool: rename or delete it."
+                )
             elif pool.concurrency_limit != limit:
-                changes.append(f"pool {name}: limit {pool.concurrency_limit} {'would become' if dry_run else 'became'} {limit}")
+                changes.append(
+                    f"pool {name}: limit {pool.concurrency_limit} {'would become' if dry_run else 'became'} {limit}"
+                )
                 if not dry_run:
                     await client.update_work_pool(name, WorkPoolUpdate(concurrency_limit=limit))
     return changes
@@ -119,9 +137,19 @@ async def _deployments() -> dict[str, dict[str, Any]]:
 def _register(environment: dict[str, str]) -> None:
     """Prefect's own reader of prefect.yaml: what stands there is the only truth about deployments."""
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", "prefect.yaml"]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
     if done.returncode != 0:
-        raise WorkFailed(f"`prefect deploy` failed with exit code {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
+        raise WorkFailed(
+            f"`prefect deploy` failed with exit code {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}"
+        )
 
 
 async def _automation() -> list[str]:
@@ -136,14 +164,24 @@ async def _automation() -> list[str]:
         description=f"A flow run whose heartbeats stop for {LOST_S} s is Crashed; its slot is free and it can be run again.",
         trigger=EventTrigger(
             after={"prefect.flow-run.heartbeat"},
-            expect={"prefect.flow-run.heartbeat", *(f"prefect.flow-run.{end}" for end in ("Completed", "Failed", "Cancelled", "Crashed"))},
+            expect={
+                "prefect.flow-run.heartbeat",
+                *(f"prefect.flow-run.{end}" for end in ("Completed", "Failed", "Cancelled", "Crashed")),
+            },
             match={"prefect.resource.id": ["prefect.flow-run.*"]},
             for_each={"prefect.resource.id"},
             posture=Posture.Proactive,
             threshold=1,
             within=timedelta(seconds=LOST_S),
         ),
-        actions=[ChangeFlowRunState(state=StateType.CRASHED, name=None, force=False, message=f"no heartbeat for {LOST_S} s: its process is gone")],
+        actions=[
+            ChangeFlowRunState(
+                state=StateType.CRASHED,
+                name=None,
+                force=False,
+                message=f"no heartbeat for {LOST_S} s: its process is gone",
+            )
+        ],
     )
     async with get_client() as client:
         known = await client.read_automations_by_name(LOST)

@@ -43,7 +43,10 @@ class Overrides(BaseModel):
     samples_per_task: int | None = Field(default=None, ge=1, description="Episodes of each task.")
     concurrency: int | None = Field(default=None, ge=1, description="Episodes at once.")
     max_turns: int | None = Field(default=None, ge=1, description="Turns of a collected episode.")
-    llm: str | None = Field(default=None, description="Teacher: scripted, mock, or a litellm model name. Its key stays in the worker's environment.")
+    llm: str | None = Field(
+        default=None,
+        description="Teacher: scripted, mock, or a litellm model name. Its key stays in the worker's environment.",
+    )
     backend: Literal["local", "e2b", "mock"] | None = Field(default=None, description="Where commands run.")
     seed: int | None = None
     sft_steps: int | None = Field(default=None, ge=1, description="Optimizer steps of SFT, instead of epochs.")

@@ -23,7 +23,16 @@ from training.supervise import Child, spawn_child
 STARTUP_S: Final = 120.0
 """A fresh SQLite takes 21 s on an idle machine (FACTS), and several times that on a busy one."""
 
-SERVER: Final = ["-m", "uvicorn", "--factory", "prefect.server.api.server:create_app", "--log-level", "warning", "--lifespan", "on"]
+SERVER: Final = [
+    "-m",
+    "uvicorn",
+    "--factory",
+    "prefect.server.api.server:create_app",
+    "--log-level",
+    "warning",
+    "--lifespan",
+    "on",
+]
 """The server as one process, without the `prefect` command around it: half a start-up less, and nothing between us and it."""
 
 QUIET: Final = {
@@ -31,6 +40,9 @@ QUIET: Final = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_LOGGING_LEVEL": "WARNING",
 }
+
+DATABASE: Final = "PREFECT_SERVER_DATABASE_"
+"""Start of the variables that choose the server's database; PostgreSQL is the better one where anything is scheduled (FACTS)."""
 
 HEARTBEAT_S: Final = 30
 """Seconds between two heartbeats of a worker's flow run; `tasks_lib.deploy` crashes a run whose heartbeats stop."""
@@ -54,9 +66,20 @@ def server(home: Path, log: Path, meanwhile: Callable[[], None] = lambda: None) 
             port = _free_port()
             api = f"http://127.0.0.1:{port}/api"
             # The UI asks where the settings say that the API is.
-            env = {**QUIET, "PREFECT_HOME": str(home), "PREFECT_SERVER_API_HOST": "127.0.0.1", "PREFECT_SERVER_API_PORT": str(port)}
-            command = Command([sys.executable, *SERVER, "--host", "127.0.0.1", "--port", str(port)], env)
-            child = stack.enter_context(spawn_child(command, log, name="Prefect's server", grace_s=5, environ=_without_prefect()))
+            env = {
+                **QUIET,
+                "PREFECT_HOME": str(home),
+                "PREFECT_SERVER_API_HOST": "127.0.0.1",
+                "PREFECT_SERVER_API_PORT": str(port),
+            }
+            command = Command(
+                [sys.executable, *SERVER, "--host", "127.0.0.1", "--port", str(port)],
+                env,
+                secrets=(DATABASE + "PASSWORD",),
+            )
+            child = stack.enter_context(
+                spawn_child(command, log, name="Prefect's server", grace_s=5, environ=_without_prefect())
+            )
             meanwhile()
             if _healthy(child, api, last=attempt == 2):
                 yield api
@@ -68,7 +91,19 @@ def server(home: Path, log: Path, meanwhile: Callable[[], None] = lambda: None) 
 def worker(pool: str, api: str, home: Path, log: Path, *, limit: int | None = 1) -> Iterator[Child]:
     """A process worker of `pool`, and with it every flow run that it starts. `limit` bounds its runs at once."""
     # The keeper gives its child default signals: a worker that inherits an ignored SIGINT ignores its first SIGTERM too.
-    argv = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", f"{pool}-{os.getpid()}"]
+    argv = [
+        sys.executable,
+        "-m",
+        "prefect",
+        "worker",
+        "start",
+        "--pool",
+        pool,
+        "--type",
+        "process",
+        "--name",
+        f"{pool}-{os.getpid()}",
+    ]
     env = {
         **QUIET,
         "PREFECT_LOGGING_LEVEL": "INFO",
@@ -91,7 +126,9 @@ def connected(home: Path, log: Path) -> Iterator[str]:
     given = os.environ.get("PREFECT_API_URL")
     # Never a second, unsupervised server: FACTS, `kill -9` of a flow leaves the ephemeral one that Prefect starts by itself.
     ours = {"PREFECT_HOME": str(home), "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false", "DO_NOT_TRACK": "1"}
-    ours.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", os.environ.get("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "WARNING"))
+    ours.setdefault(
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", os.environ.get("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "WARNING")
+    )
     with ExitStack() as stack:
         if given:
             _answers(given)
@@ -121,7 +158,9 @@ def _answers(api: str) -> None:
     except httpx.HTTPError:
         found = False
     if not found:
-        raise UserError(f"PREFECT_API_URL={api}: no Prefect server answers there; start it, or unset the variable to have one made for this run.")
+        raise UserError(
+            f"PREFECT_API_URL={api}: no Prefect server answers there; start it, or unset the variable to have one made for this run."
+        )
 
 
 @contextmanager
@@ -173,5 +212,8 @@ def _free_port() -> int:
 
 def _without_prefect() -> dict[str, str]:
     """Our environment without the settings of the user's own Prefect, which are for another server; its database stays theirs to choose."""
-    kept = "PREFECT_SERVER_DATABASE_"
-    return {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_") or name.startswith(kept)}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("PREFECT_") or name.startswith(DATABASE)
+    }

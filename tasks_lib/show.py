@@ -25,13 +25,24 @@ def publish(result: StepResult) -> None:
 
 def publish_all(results: Sequence[StepResult], note: str = "") -> None:
     """The pipeline's artifact: every step, then the verdicts."""
-    create_markdown_artifact(overview(results, note), key="pipeline", description="every step of this run, and the verdicts")
+    create_markdown_artifact(
+        overview(results, note), key="pipeline", description="every step of this run, and the verdicts"
+    )
 
 
 def overview(results: Sequence[StepResult], note: str = "") -> str:
     """A table of the steps, the summaries of those that count something, and the evaluation's own report."""
-    lines = ["# Pipeline", "", *([note, ""] if note else []), "| step | | seconds | why | where |", "| --- | --- | ---: | --- | --- |"]
-    lines += [f"| {r.step} | {'reused' if r.reused else 'made'} | {r.seconds:.0f} | {_cell(r.why)} | `{r.folder}` |" for r in results]
+    lines = [
+        "# Pipeline",
+        "",
+        *([note, ""] if note else []),
+        "| step | | seconds | why | where |",
+        "| --- | --- | ---: | --- | --- |",
+    ]
+    lines += [
+        f"| {r.step} | {'reused' if r.reused else 'made'} | {r.seconds:.0f} | {_cell(r.why)} | `{r.folder}` |"
+        for r in results
+    ]
     for result in results:
         if result.summary:
             lines += ["", markdown(result, level=2)]
@@ -44,7 +55,10 @@ def markdown(result: StepResult, level: int = 1) -> str:
     report = result.outputs.get("markdown")
     if report is not None and report.is_file():
         lines += ["", _deeper(report.read_text(encoding="utf-8"), level)]
-    lines += ["", *(f"- {name}: [{path}]({path.as_uri()})" for name, path in result.outputs.items() if path.is_absolute())]
+    lines += [
+        "",
+        *(f"- {name}: [{path}]({path.as_uri()})" for name, path in result.outputs.items() if path.is_absolute()),
+    ]
     return "\n".join(lines)
 
 

@@ -65,7 +65,12 @@ def _wait(client: SyncPrefectClient, child: UUID) -> FlowRun:
         else:
             name = (now.state.name if now.state else None) or "?"
             if name != last:
-                log.info("%s is %s%s", now.name, name, " (the gpu pool takes one run at a time)" if name == "Scheduled" else "")
+                log.info(
+                    "%s is %s%s",
+                    now.name,
+                    name,
+                    " (the gpu pool takes one run at a time)" if name == "Scheduled" else "",
+                )
                 last = name
             if now.state and now.state.is_final():
                 return now

@@ -91,7 +91,9 @@ class Steps:
         """One step: its result, shown to people whether it was made or reused."""
         storage = Layout(self.run.profile).prefect / "storage"
         storage.mkdir(parents=True, exist_ok=True)
-        state: State[Any] = perform.with_options(result_storage=storage)(name, self.run, arguments, self.deployed, return_state=True)
+        state: State[Any] = perform.with_options(result_storage=storage)(
+            name, self.run, arguments, self.deployed, return_state=True
+        )
         result = state.result()
         assert isinstance(result, StepResult)
         if state.name == "Cached" and not result.reused:

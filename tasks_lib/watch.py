@@ -77,7 +77,11 @@ class _Watcher:
                     self._show(client, now)
                     shown = now
                 except httpx.HTTPError as error:
-                    self.log.warning("progress of %s cannot be shown now: Prefect's server says %s; the step goes on", self.step, error)
+                    self.log.warning(
+                        "progress of %s cannot be shown now: Prefect's server says %s; the step goes on",
+                        self.step,
+                        error,
+                    )
 
     def _show(self, client: SyncPrefectClient, now: Progress) -> None:
         percent = round(100 * min(now.done / now.total, 1.0), 1) if now.total else 0.0
@@ -99,4 +103,6 @@ def words(progress: Progress) -> str:
     """One line: `sft 12/40 (step) loss 0.31`."""
     of = f"{progress.done}/{progress.total}" if progress.total else str(progress.done)
     note = f" ({progress.note})" if progress.note else ""
-    return " ".join([f"{progress.step} {of}{note}", *(f"{name} {value:.4g}" for name, value in progress.metrics.items())])
+    return " ".join(
+        [f"{progress.step} {of}{note}", *(f"{name} {value:.4g}" for name, value in progress.metrics.items())]
+    )

@@ -33,26 +33,61 @@ TABLE = _table()
 
 def collect(run: Run, tasks: Path) -> StepResult:
     out = Layout(run.profile).trajectories
-    return _step(run, "collect", {"tasks": tasks}, out.parent, {"trajectories": out}, {"episodes": 3, "passed": 2, "not_scored": 1})
+    return _step(
+        run,
+        "collect",
+        {"tasks": tasks},
+        out.parent,
+        {"trajectories": out},
+        {"episodes": 3, "passed": 2, "not_scored": 1},
+    )
 
 
 def export(run: Run, trajectories: Path, heldout: Path, out: Path) -> StepResult:
     outputs = {"rows": out, "report": out.with_name("report.json")}
-    return _step(run, "export", {"trajectories": trajectories, "heldout": heldout}, out.parent, outputs, {"kept": 2, "dropped": {"failed": 1, "duplicate": 3}})
+    return _step(
+        run,
+        "export",
+        {"trajectories": trajectories, "heldout": heldout},
+        out.parent,
+        outputs,
+        {"kept": 2, "dropped": {"failed": 1, "duplicate": 3}},
+    )
 
 
 def sft(run: Run, rows: Path) -> StepResult:
-    return _versioned(run, "sft", {"rows": rows}, Layout(run.profile).sft, {"adapter": "checkpoint-4", "metrics": "metrics.jsonl"}, {"loss": 0.25})
+    return _versioned(
+        run,
+        "sft",
+        {"rows": rows},
+        Layout(run.profile).sft,
+        {"adapter": "checkpoint-4", "metrics": "metrics.jsonl"},
+        {"loss": 0.25},
+    )
 
 
 def prepare(run: Run, tasks: Path, out: Path) -> StepResult:
-    return _step(run, "rl-prepare", {"tasks": tasks}, out.parent, {"rows": out, "report": out.with_name("report.json")}, {"rows": 4})
+    return _step(
+        run,
+        "rl-prepare",
+        {"tasks": tasks},
+        out.parent,
+        {"rows": out, "report": out.with_name("report.json")},
+        {"rows": 4},
+    )
 
 
 def grpo(run: Run, rows: Path, adapter: Path | None) -> StepResult:
     assert adapter is not None
     inputs = {"rows": rows, "adapter": adapter / "adapter.bin"}
-    return _versioned(run, "grpo", inputs, Layout(run.profile).grpo, {"adapter": "checkpoint-2", "metrics": "metrics.jsonl"}, {"reward": 0.75})
+    return _versioned(
+        run,
+        "grpo",
+        inputs,
+        Layout(run.profile).grpo,
+        {"adapter": "checkpoint-2", "metrics": "metrics.jsonl"},
+        {"reward": 0.75},
+    )
 
 
 def evaluate(run: Run, tasks: Path, adapters: dict[str, Path]) -> StepResult:
@@ -64,7 +99,9 @@ def evaluate(run: Run, tasks: Path, adapters: dict[str, Path]) -> StepResult:
 
 def infer(run: Run, adapters: dict[str, Path], query: str | None, queries: Path | None) -> StepResult:
     inputs = {f"adapter {name}": path / "adapter.bin" for name, path in adapters.items()}
-    return _versioned(run, "infer", inputs, Layout(run.profile).infer, {"inference": "inference.jsonl"}, {"answer": query or ""})
+    return _versioned(
+        run, "infer", inputs, Layout(run.profile).infer, {"inference": "inference.jsonl"}, {"answer": query or ""}
+    )
 
 
 def demo(run: Run, trajectories: Path, rows: Path, inference: Path, report: Path, out: Path) -> StepResult:
@@ -72,11 +109,15 @@ def demo(run: Run, trajectories: Path, rows: Path, inference: Path, report: Path
     return _step(run, "demo", inputs, out, {"bundle": out / "validation_report.json"}, {"files": 1})
 
 
-def _step(run: Run, step: Step, inputs: dict[str, Path], folder: Path, outputs: dict[str, Path], summary: dict[str, Any]) -> StepResult:
+def _step(
+    run: Run, step: Step, inputs: dict[str, Path], folder: Path, outputs: dict[str, Path], summary: dict[str, Any]
+) -> StepResult:
     return _run(run, step, inputs, lambda: [folder], lambda: (folder, outputs, summary))
 
 
-def _versioned(run: Run, step: Step, inputs: dict[str, Path], parent: Path, names: dict[str, str], summary: dict[str, Any]) -> StepResult:
+def _versioned(
+    run: Run, step: Step, inputs: dict[str, Path], parent: Path, names: dict[str, str], summary: dict[str, Any]
+) -> StepResult:
     def fresh() -> tuple[Path, dict[str, Path], dict[str, Any]]:
         folder = parent / f"v{len(list(parent.glob('v*')))}-{time.strftime('%Y%m%d-%H%M%S')}"
         return folder, {name: folder / file for name, file in names.items()}, summary

@@ -39,7 +39,9 @@ print(",".join(f"{{r.step}}={{'reused' if r.reused else 'made'}}" for r in resul
 def _start(folder: Path) -> subprocess.Popen[str]:
     script = SCRIPT.format(tests=str(ROOT / "tests"), root=str(ROOT), profile=str(folder / "light.yaml"))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
 
 
 def _alive(pid: int) -> bool:
@@ -53,13 +55,20 @@ def _alive(pid: int) -> bool:
 def folder(tmp_path: Path) -> Path:
     write_atomic(tmp_path / "train.jsonl", "train\n")
     write_atomic(tmp_path / "heldout.jsonl", "heldout\n")
-    flags = {"collect.tasks": "train.jsonl", "evaluate.tasks": "heldout.jsonl"} | {f"paths.{n}": n for n in ("data", "models", "output", "demo")}
-    write_atomic(tmp_path / "light.yaml", dump_profile(load_profile("smoke", flags={k: str(tmp_path / v) for k, v in flags.items()}, environ={})))
+    flags = {"collect.tasks": "train.jsonl", "evaluate.tasks": "heldout.jsonl"} | {
+        f"paths.{n}": n for n in ("data", "models", "output", "demo")
+    }
+    write_atomic(
+        tmp_path / "light.yaml",
+        dump_profile(load_profile("smoke", flags={k: str(tmp_path / v) for k, v in flags.items()}, environ={})),
+    )
     return tmp_path
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_an_all_ended_by_a_signal_leaves_no_process_and_the_next_one_goes_on(folder: Path, number: signal.Signals) -> None:
+def test_an_all_ended_by_a_signal_leaves_no_process_and_the_next_one_goes_on(
+    folder: Path, number: signal.Signals
+) -> None:
     write_atomic(folder / "data" / "trouble" / "sft", "hang")
     trainer_file = folder / "data" / "trouble" / "sft.pid"
     whole = _start(folder)
@@ -71,7 +80,7 @@ def test_an_all_ended_by_a_signal_leaves_no_process_and_the_next_one_goes_on(fol
             time.sleep(0.2)
         trainer = int(trainer_file.read_text())
         (events,) = folder.glob("output/*/events.jsonl")
-        api = next(e["api"] for e in map(json.loads, events.read_text().splitlines()) if e["kind"] == "prefect")
+        api = next(e["api"] for e in map(json.loads, events.read_text().splitlines()) if e["kind"] == "server")
         tree = descendants(whole.pid)
         assert trainer in tree
         assert httpx.get(f"{api}/health").is_success
@@ -102,12 +111,17 @@ def test_a_second_all_on_the_same_output_is_refused_by_name_and_starts_nothing(f
     from flows.local import run_all
 
     profile = load_profile(folder / "light.yaml", environ={})
-    with exclusive(Layout(profile).lock, "this test"), pytest.raises(UserError, match=rf"in use by process {os.getpid()}"):
+    with (
+        exclusive(Layout(profile).lock, "this test"),
+        pytest.raises(UserError, match=rf"in use by process {os.getpid()}"),
+    ):
         run_all(new_run(profile))
     assert not Layout(profile).prefect.exists()
 
 
-def test_a_prefect_address_where_nothing_answers_is_one_clear_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prefect_address_where_nothing_answers_is_one_clear_sentence(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from configs.errors import UserError
     from configs.run import new_run
     from flows.local import run_all

@@ -38,7 +38,9 @@ class House:
         self.folder = folder
         write_atomic(folder / "train.jsonl", "train\n")
         write_atomic(folder / "heldout.jsonl", "heldout\n")
-        flags = {"collect.tasks": "train.jsonl", "evaluate.tasks": "heldout.jsonl"} | {f"paths.{n}": n for n in ("data", "models", "output", "demo")}
+        flags = {"collect.tasks": "train.jsonl", "evaluate.tasks": "heldout.jsonl"} | {
+            f"paths.{n}": n for n in ("data", "models", "output", "demo")
+        }
         profile = load_profile("smoke", flags={key: str(folder / name) for key, name in flags.items()}, environ={})
         self.file = folder / "light.yaml"
         write_atomic(self.file, dump_profile(profile))
@@ -52,7 +54,9 @@ class House:
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         """Events of the newest run."""
-        newest = max(self.layout.output.glob("*/profile.yaml"), key=lambda path: path.stat().st_mtime_ns).with_name("events.jsonl")
+        newest = max(self.layout.output.glob("*/profile.yaml"), key=lambda path: path.stat().st_mtime_ns).with_name(
+            "events.jsonl"
+        )
         lines = [json.loads(line) for line in newest.read_text().splitlines()] if newest.is_file() else []
         return [line for line in lines if line["kind"] == kind]
 
@@ -117,7 +121,9 @@ def test_a_result_that_only_its_manifest_still_knows_is_shown_as_cached_too(hous
         ("output", ["sft", "grpo", "evaluate", "infer"]),
     ],
 )
-def test_what_was_deleted_between_two_runs_is_made_again_and_nothing_else(house: House, pattern: str, made: list[str]) -> None:
+def test_what_was_deleted_between_two_runs_is_made_again_and_nothing_else(
+    house: House, pattern: str, made: list[str]
+) -> None:
     house.run()
     (path,) = house.folder.glob(pattern)
     shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -154,7 +160,9 @@ def test_a_sandbox_failure_of_a_step_is_tried_again(house: House) -> None:
     assert [event["step"] for event in house.events("called")].count("collect") == 2
 
 
-@pytest.mark.parametrize(("kind", "error", "words"), [("work", WorkFailed, "exit code 3"), ("user", UserError, "holds no row")])
+@pytest.mark.parametrize(
+    ("kind", "error", "words"), [("work", WorkFailed, "exit code 3"), ("user", UserError, "holds no row")]
+)
 def test_what_would_fail_again_is_not_tried_again(house: House, kind: str, error: type[Exception], words: str) -> None:
     write_atomic(house.layout.data / "trouble" / "sft", kind)
     with pytest.raises(error, match=words):
@@ -218,7 +226,9 @@ def _task_runs(house: House) -> list[tuple[str, str]]:
     end = time.monotonic() + 30
     while True:
         found = asyncio.run(read())
-        if (len(found) == len(STEPS) and all(state in ("Cached", "Completed") for _, state in found)) or time.monotonic() > end:
+        if (
+            len(found) == len(STEPS) and all(state in ("Cached", "Completed") for _, state in found)
+        ) or time.monotonic() > end:
             return found
         time.sleep(0.3)
 
@@ -228,4 +238,6 @@ def _artifacts(house: House) -> list[Any]:
     from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 
     with get_client(sync_client=True) as client:
-        return client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[_newest(house)])))
+        return client.read_artifacts(
+            artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[_newest(house)]))
+        )

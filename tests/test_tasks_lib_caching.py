@@ -71,7 +71,11 @@ def test_the_key_is_stable_and_a_file_name(tmp_path: Path) -> None:
 
 
 def test_the_key_follows_content_profile_model_and_step(tmp_path: Path) -> None:
-    rows, adapter, model = tmp_path / "rows.jsonl", tmp_path / "adapter", tmp_path / "smoke-qwen3-1m" / "model.safetensors"
+    rows, adapter, model = (
+        tmp_path / "rows.jsonl",
+        tmp_path / "adapter",
+        tmp_path / "smoke-qwen3-1m" / "model.safetensors",
+    )
     write_atomic(rows, "{}\n")
     write_atomic(adapter / "adapter.bin", "one")
     arguments: dict[str, Any] = {"rows": rows, "adapters": {"sft": adapter}, "query": None}

@@ -34,7 +34,9 @@ def test_epochs_replace_the_profiles_steps(tmp_path: Path) -> None:
         assert (run.profile.sft.epochs, run.profile.sft.max_steps, run.profile.grpo.max_steps) == (3, None, None)
 
 
-def test_a_part_of_a_run_takes_the_stored_profile_whatever_its_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_of_a_run_takes_the_stored_profile_whatever_its_environment_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with opened("smoke", Overrides(concurrency=2, output=tmp_path), None) as whole:
         monkeypatch.setenv("CONCURRENCY", "9")
         with opened(None, Overrides(), whole.folder) as part:  # under the lock that the whole holds
@@ -53,7 +55,10 @@ def test_two_runs_on_one_output_never_mix(tmp_path: Path) -> None:
 
 def test_a_missing_key_is_named_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LLM_API_KEY", raising=False)
-    with pytest.raises(UserError, match="LLM_API_KEY"), opened("smoke", Overrides(llm="deepseek-chat", output=tmp_path), None, teacher=True):
+    with (
+        pytest.raises(UserError, match="LLM_API_KEY"),
+        opened("smoke", Overrides(llm="deepseek-chat", output=tmp_path), None, teacher=True),
+    ):
         pass
     assert list(tmp_path.iterdir()) == []
 
@@ -66,6 +71,11 @@ def test_there_is_no_parameter_for_a_secret(field: str) -> None:
 
 def test_a_profile_file_works_as_well_as_a_name(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    write_atomic(file, dump_profile(load_profile("smoke", flags={"name": "mine", "paths.output": str(tmp_path / "output")}, environ={})))
+    write_atomic(
+        file,
+        dump_profile(
+            load_profile("smoke", flags={"name": "mine", "paths.output": str(tmp_path / "output")}, environ={})
+        ),
+    )
     with opened(str(file), Overrides(), None) as run:
         assert run.profile.name == "mine"
