@@ -68,7 +68,7 @@ def test_every_rollout_was_graded_and_grouped(trained: tuple[Run, Any, Path]) ->
 
 @pytest.mark.slow
 def test_sampler_and_trainer_agree_also_after_the_second_sync(trained: tuple[Run, Any, Path]) -> None:
-    gaps = [row["rollout_correction/k3_kl"] for row in read_jsonl(trained[1].outputs["metrics"])]
+    gaps = [row["rollout_correction/log_ppl_abs_diff"] for row in read_jsonl(trained[1].outputs["metrics"])]
     assert len(gaps) == 2
     assert max(gaps) < 1e-4  # the adapter's dropout alone would give more
 

@@ -195,9 +195,9 @@ SHOWN: Final = {
     "pass_rate": "agent/pass_rate",
     "not_scored": "agent/not_scored",
     "kl": "kl",
-    "gap": "rollout_correction/k3_kl",
+    "gap": "rollout_correction/log_ppl_abs_diff",
 }
-"""Figure on the progress line → ms-swift's key. `gap` is trainer against sampler in nats a token."""
+"""Figure on the progress line → ms-swift's key. `gap` is trainer against sampler: mean difference of a rollout's log-probability a token, in nats."""
 
 
 def summary(metrics: Sequence[dict[str, float]]) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def summary(metrics: Sequence[dict[str, float]]) -> dict[str, Any]:
             key.removeprefix(FAMILY): round(value, 4) for key, value in last.items() if key.startswith(FAMILY)
         },
         "not_scored": int(sum(row.get(SHOWN["not_scored"], 0) for row in metrics)),
-        "largest_gap": round(max(gaps), 6) if gaps else None,
+        "largest_gap": round(max(gaps), 8) if gaps else None,
     }
 
 
