@@ -17,12 +17,18 @@ def validate_tasks(
     concurrency: Concurrency = None,
     profile: ProfileName = None,
     as_json: Json = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Accept a task only when its reference solution passes and doing nothing fails."""
     from agentexecutor.console import emit, reporter
+    from agents.task import load_tasks
     from agents.validate import validate_file
 
     chosen = effective(profile or "laptop", {"sandboxes.backend": backend, "collect.concurrency": concurrency})
+    if dry_run:
+        count = len(load_tasks(tasks))
+        emit({"tasks": count, "episodes": 2 * count}, as_json, f"would try {count} tasks twice: solved and untouched")
+        return
     with reporter(as_json) as report:
         problems, count = validate_file(chosen, tasks, report)
     text = "\n".join(f"{name}: {why}" for name, why in problems.items()) or f"all {count} tasks are valid"
