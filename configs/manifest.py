@@ -7,7 +7,9 @@ there with its size and digest. The CLI and Prefect's cache policy both only rea
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -98,6 +100,23 @@ def proved(folder: Path, step: Step, version: int, inputs: Mapping[str, str]) ->
     ), "inputs and outputs are unchanged"
 
 
+class NotProved(Exception):
+    """`run_step` was only asked, and would have had to make its result. The message says why."""
+
+
+_asking: ContextVar[bool] = ContextVar("asking", default=False)
+
+
+@contextmanager
+def asking() -> Iterator[None]:
+    """Inside, `run_step` makes nothing: it returns a proved result, or raises `NotProved`. So an orchestrator asks a step by the step's own rule."""
+    token = _asking.set(True)
+    try:
+        yield
+    finally:
+        _asking.reset(token)
+
+
 def run_step(
     step: Step,
     *,
@@ -120,6 +139,8 @@ def run_step(
             if found is not None:
                 return found
             why = reason
+    if _asking.get():
+        raise NotProved(why)
     started = time.monotonic()
     folder, outputs, summary = make()
     manifest = Manifest(

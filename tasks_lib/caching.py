@@ -1,105 +1,60 @@
-"""A cache hit is proved: Prefect's stored record of a step counts only while the step's manifest and every output are whole.
+"""A cache hit is proved: whether a step's result may be reused is asked of the step itself, whose manifest is the only judge.
 
-The key covers *more* than a step's own inputs: the whole profile, the code, the base model and the content of every file handed in. So a miss is
-always safe (the step's function asks its manifest and may still reuse), and a hit is never older than the manifest allows.
+Prefect's own record of a step is never trusted. A step knows what its result depends on and when it is unfinished (episodes that could not be scored
+are tried again); no key made from a task's arguments does. So before each run the policy asks, and a yes is put where Prefect looks: its machinery
+then shows the task as Cached and runs nothing, nor takes a place in the GPU pool's queue. A no leaves no key, and the step runs.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from prefect.cache_policies import CachePolicy
 from prefect.context import TaskRunContext
 from prefect.results import get_result_store
 
-from configs.files import digest_file, digest_json
-from configs.load import ROOT
-from configs.manifest import StepResult, proved, read_manifest
-from configs.profile import Profile
+from configs.errors import UserError, WorkFailed
+from configs.files import digest_json
+from configs.manifest import NotProved, Step, StepResult, asking
 from configs.run import Run
-
-KEY_VERSION: Final = 1
-"""Raised when the meaning of the key changes."""
-
-OUT: Final = "out"
-"""The argument that says where a step writes: its content is no input."""
-
-CODE: Final = ("configs", "sandboxes", "agents", "training")
-"""Packages whose code decides a step's result."""
+from tasks_lib.steps import entry, function
 
 
 @dataclass
 class Proved(CachePolicy):
-    """Key: step, code, profile, model and arguments by content. Drops a stored record that its manifest does not prove."""
+    """Key: step and what its manifest proves, inputs and outputs. There is none where the manifest proves nothing."""
 
     def compute_key(
         self, task_ctx: TaskRunContext, inputs: dict[str, Any], flow_parameters: dict[str, Any], **kwargs: Any
     ) -> str | None:
-        run: Run = inputs["run"]
-        key = step_key(run.profile, inputs["step"], inputs["arguments"])
-        store = get_result_store()
-        if store.exists(key):
-            record = store.read(key).result
-            if inputs["step"] in run.force or not whole(record):
-                record_path(Path(store.result_storage.basepath), key).unlink(missing_ok=True)  # type: ignore[union-attr]
+        found = prove(inputs["step"], inputs["run"], inputs["arguments"])
+        if found is None:
+            return None
+        key = f"{found.step}-{digest_json([str(found.folder), found.digest])[:32]}.json"
+        get_result_store().write(obj=found, key=key)
         return key
 
 
-def record_path(storage: Path, key: str) -> Path:
-    """Where Prefect's local storage keeps the record of a key."""
-    return storage / key
+def prove(step: Step, run: Run, arguments: dict[str, Any]) -> StepResult | None:
+    """The step's result when its own rule reuses it now, else None. Makes nothing."""
+    if not entry(step).manifest or step in run.force:
+        return None
+    try:
+        with asking():
+            return function(step)(dataclasses.replace(run, report=lambda progress: None), **arguments)
+    except (NotProved, UserError, WorkFailed):
+        return None  # an error comes again, and is told, when the step is run now
 
 
-def whole(record: Any) -> bool:
-    """Whether the manifest in the record's folder proves this very result. `configs.manifest` is the only judge."""
-    if not isinstance(record, StepResult):
-        return False
-    manifest = read_manifest(record.folder)
-    if manifest is None:
-        return False
-    found, _ = proved(record.folder, record.step, manifest.version, manifest.inputs)
-    return found is not None and found.digest == record.digest and found.outputs == record.outputs
+def request_digest(step: Step, run: Run, arguments: dict[str, Any]) -> str:
+    """Names what a flow run asks of a step, for the idempotency of a submit."""
+    return digest_json([step, run.profile.model_dump(mode="json"), _plain(arguments)])[:32]
 
 
-def step_key(profile: Profile, step: str, arguments: dict[str, Any]) -> str:
-    """File name of the step's record."""
-    content = {
-        "code": code_digest(),
-        "profile": profile.model_dump(mode="json"),
-        "model": _stamps(profile.model_path),
-        "arguments": {name: str(value) if name == OUT else _content(value) for name, value in arguments.items()},
-    }
-    return f"{step}-v{KEY_VERSION}-{digest_json(content)[:32]}.json"
-
-
-@cache
-def code_digest() -> str:
-    """Digest of every file of the packages that decide a result."""
-    files = [
-        path
-        for package in CODE
-        for path in sorted((ROOT / package).rglob("*"))
-        if path.suffix in (".py", ".json", ".jinja", ".txt")
-    ]
-    return digest_json([[str(path.relative_to(ROOT)), digest_file(path)] for path in files])
-
-
-def _content(value: Any) -> Any:
-    if isinstance(value, Path):
-        if value.is_dir():
-            return [
-                str(value),
-                [[str(p.relative_to(value)), digest_file(p)] for p in sorted(value.rglob("*")) if p.is_file()],
-            ]
-        return [str(value), digest_file(value) if value.is_file() else "absent"]
+def _plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _content(one) for name, one in value.items()}
-    return value
-
-
-def _stamps(folder: Path) -> list[Any]:
-    """Sizes and times instead of digests: a base model is 54 GB, and a record too many costs only a question to the manifest."""
-    return [[p.name, p.stat().st_size, p.stat().st_mtime_ns] for p in sorted(folder.glob("*")) if p.is_file()]
+        return {name: _plain(one) for name, one in value.items()}
+    return str(value) if isinstance(value, Path) else value

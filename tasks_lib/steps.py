@@ -20,6 +20,9 @@ class Entry:
     gpu: bool = False
     """A GPU step is a deployment of its own, on the `gpu` pool."""
 
+    manifest: bool = True
+    """Whether the function goes through `run_step` and so can be asked without making anything; demo compares content by itself."""
+
 
 STEPS: Final[Mapping[Step, Entry]] = {
     "collect": Entry("agents.collect:collect"),
@@ -29,7 +32,7 @@ STEPS: Final[Mapping[Step, Entry]] = {
     "grpo": Entry("training.grpo:grpo", gpu=True),
     "evaluate": Entry("training.evaluate:evaluate", gpu=True),
     "infer": Entry("training.infer:infer", gpu=True),
-    "demo": Entry("training.demo:demo"),
+    "demo": Entry("training.demo:demo", manifest=False),
 }
 
 _table: ContextVar[Mapping[Step, Entry]] = ContextVar("steps", default=STEPS)

@@ -17,7 +17,7 @@ from prefect.tasks import Task
 from configs.manifest import Step, StepResult
 from configs.run import Layout, Run
 from tasks_lib import show
-from tasks_lib.caching import Proved, step_key
+from tasks_lib.caching import Proved, request_digest
 from tasks_lib.policy import RETRIES, RETRY_DELAYS_S, transient
 from tasks_lib.steps import entry, function
 from tasks_lib.submit import submit
@@ -47,7 +47,7 @@ def _worth_another(task: Task[..., Any], run: TaskRun, state: State[Any]) -> boo
 def perform(step: Step, run: Run, arguments: dict[str, Any], deployed: bool) -> StepResult | State[StepResult]:
     """Run one step, or let the GPU pool run it. A result that its manifest proved is shown as Prefect's own `Cached`."""
     if deployed and entry(step).gpu:
-        result = submit(step, run, arguments, step_key(run.profile, step, arguments))
+        result = submit(step, run, arguments, request_digest(step, run, arguments))
     else:
         with watching(step, run.report) as report:
             result = function(step)(dataclasses.replace(run, report=report), **arguments)
@@ -96,8 +96,6 @@ class Steps:
         )
         result = state.result()
         assert isinstance(result, StepResult)
-        if state.name == "Cached" and not result.reused:
-            result = result.model_copy(update={"reused": True, "why": "inputs and outputs are unchanged"})
         get_run_logger().info("%s", show.sentence(result))
         show.publish(result)
         return result

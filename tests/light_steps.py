@@ -24,7 +24,10 @@ from training.supervise import run_child
 
 def _table() -> dict[Step, Entry]:
     names = {"rl-prepare": "prepare"}
-    return {step: Entry(f"light_steps:{names.get(step, step)}", STEPS[step].gpu) for step in get_args(Step)}
+    return {
+        step: Entry(f"light_steps:{names.get(step, step)}", STEPS[step].gpu, STEPS[step].manifest)
+        for step in get_args(Step)
+    }
 
 
 TABLE = _table()
@@ -133,10 +136,10 @@ def _run(
     plan: Callable[[], tuple[Path, dict[str, Path], dict[str, Any]]],
 ) -> StepResult:
     digests = {name: digest_file(path) for name, path in inputs.items()} | {"seed": digest_json(run.profile.seed)}
-    run.event("called", step=step, inputs={name: str(path) for name, path in inputs.items()}, digests=digests)
 
     def make() -> tuple[Path, dict[str, Path], dict[str, Any]]:
         run.progress(step, 0, 2, "starting")
+        run.event("called", step=step, inputs={name: str(path) for name, path in inputs.items()}, digests=digests)
         _trouble(run, step)
         run.event("made", step=step)
         folder, outputs, summary = plan()

@@ -87,7 +87,7 @@ def test_the_pipeline_makes_every_step_in_order_and_hands_on_exact_paths_and_dig
         assert all(event["digests"][name] == digest_file(Path(path)) for name, path in event["inputs"].items())
 
 
-def test_a_second_run_calls_no_step_and_every_task_is_shown_as_cached(house: House) -> None:
+def test_a_second_run_makes_no_step_and_every_task_is_shown_as_cached(house: House) -> None:
     first = house.run()
     second = house.run()
     assert house.events("called") == []
@@ -102,7 +102,6 @@ def test_a_result_that_only_its_manifest_still_knows_is_shown_as_cached_too(hous
     house.run()
     shutil.rmtree(house.layout.prefect / "storage")
     assert all(result.reused for result in house.run())
-    assert [event["step"] for event in house.events("called")] == STEPS
     assert house.made() == []
     assert {state for _, state in _task_runs(house)} == {"Cached"}
 

@@ -1,102 +1,82 @@
-"""When Prefect may believe a stored record, and which failures deserve another try."""
+"""When a step's result may be reused, and which failures deserve another try."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
+import light_steps
 import pytest
 
 from configs.errors import UserError, WorkFailed
 from configs.files import write_atomic
 from configs.load import load_profile
-from configs.manifest import MANIFEST, StepResult, run_step
-from configs.profile import Profile
+from configs.manifest import MANIFEST, NotProved, asking
+from configs.run import Run, new_run
 from sandboxes.base import SandboxError, SandboxGone, SandboxUnavailable
-from tasks_lib.caching import step_key, whole
+from tasks_lib.caching import prove, request_digest
 from tasks_lib.policy import Interrupted, transient
+from tasks_lib.steps import using
 
 
-def _made(folder: Path, text: str = "weights") -> StepResult:
-    def make() -> tuple[Path, dict[str, Path], dict[str, Any]]:
-        write_atomic(folder / "checkpoint-4" / "adapter.bin", text)
-        write_atomic(folder / "metrics.jsonl", "{}\n")
-        return folder, {"adapter": folder / "checkpoint-4", "metrics": folder / "metrics.jsonl"}, {"loss": 0.5}
-
-    return run_step("sft", version=1, inputs={"rows": text}, candidates=lambda: [folder], make=make)
-
-
-def _profile(folder: Path, **flags: Any) -> Profile:
-    return load_profile("smoke", flags={"paths.models": str(folder), **flags}, environ={})
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    flags = {f"paths.{name}": str(tmp_path / name) for name in ("data", "models", "output", "demo")}
+    write_atomic(tmp_path / "rows.jsonl", "{}\n")
+    with using(light_steps.TABLE):
+        yield new_run(load_profile("smoke", flags=flags, environ={}))
 
 
-def test_a_record_is_whole_while_its_manifest_and_every_output_are(tmp_path: Path) -> None:
-    assert whole(_made(tmp_path / "v0"))
+def test_asking_makes_nothing_and_says_why(run: Run, tmp_path: Path) -> None:
+    with asking(), pytest.raises(NotProved, match="has not been made yet"):
+        light_steps.sft(run, tmp_path / "rows.jsonl")
+    assert prove("sft", run, {"rows": tmp_path / "rows.jsonl"}) is None
+    assert not (run.folder / "events.jsonl").exists()
+
+
+def test_what_was_made_is_proved_until_its_input_changes(run: Run, tmp_path: Path) -> None:
+    made = light_steps.sft(run, tmp_path / "rows.jsonl")
+    found = prove("sft", run, {"rows": tmp_path / "rows.jsonl"})
+    assert found is not None
+    assert found.reused
+    assert (found.outputs, found.digest) == (made.outputs, made.digest)
+    write_atomic(tmp_path / "rows.jsonl", "{}\n{}\n")
+    assert prove("sft", run, {"rows": tmp_path / "rows.jsonl"}) is None
 
 
 @pytest.mark.parametrize("gone", [MANIFEST, "metrics.jsonl", "checkpoint-4", "checkpoint-4/adapter.bin"])
-def test_a_record_without_one_of_its_files_is_not_believed(tmp_path: Path, gone: str) -> None:
-    record = _made(tmp_path / "v0")
-    path = tmp_path / "v0" / gone
+def test_a_result_without_one_of_its_files_is_not_proved(run: Run, tmp_path: Path, gone: str) -> None:
+    made = light_steps.sft(run, tmp_path / "rows.jsonl")
+    path = made.folder / gone
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    assert not whole(record)
+    assert prove("sft", run, {"rows": tmp_path / "rows.jsonl"}) is None
 
 
-def test_a_record_whose_output_changed_without_its_size_is_not_believed(tmp_path: Path) -> None:
-    record = _made(tmp_path / "v0")
-    (tmp_path / "v0" / "checkpoint-4" / "adapter.bin").write_text("WEIGHTS")
-    assert not whole(record)
+def test_a_forced_step_is_never_proved(run: Run, tmp_path: Path) -> None:
+    light_steps.sft(run, tmp_path / "rows.jsonl")
+    forced = Run(run.profile, run.run_id, force=frozenset({"sft"}))
+    assert prove("sft", forced, {"rows": tmp_path / "rows.jsonl"}) is None
 
 
-def test_a_record_whose_folder_now_holds_a_result_of_other_inputs_is_not_believed(tmp_path: Path) -> None:
-    record = _made(tmp_path / "data", "first")
-    assert whole(_made(tmp_path / "data", "second"))
-    assert not whole(record)
+def test_a_mistake_found_while_asking_is_left_to_the_run_itself(run: Run, tmp_path: Path) -> None:
+    from tasks_lib.steps import Entry
+
+    with using({"sft": Entry("training.sft:sft")}):
+        assert prove("sft", run, {"rows": tmp_path / "missing.jsonl"}) is None
 
 
-@pytest.mark.parametrize("record", [None, "text", {"step": "sft"}])
-def test_a_record_that_is_no_step_result_is_not_believed(record: Any) -> None:
-    assert not whole(record)
-
-
-def test_the_key_is_stable_and_a_file_name(tmp_path: Path) -> None:
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("{}\n")
-    key = step_key(_profile(tmp_path), "sft", {"rows": rows})
-    assert key == step_key(_profile(tmp_path), "sft", {"rows": rows})
-    assert "/" not in key
-    assert key.startswith("sft-")
-
-
-def test_the_key_follows_content_profile_model_and_step(tmp_path: Path) -> None:
-    rows, adapter, model = (
-        tmp_path / "rows.jsonl",
-        tmp_path / "adapter",
-        tmp_path / "smoke-qwen3-1m" / "model.safetensors",
-    )
-    write_atomic(rows, "{}\n")
-    write_atomic(adapter / "adapter.bin", "one")
-    arguments: dict[str, Any] = {"rows": rows, "adapters": {"sft": adapter}, "query": None}
-    keys = [step_key(_profile(tmp_path), "grpo", arguments)]
-    rows.write_text("{}\n{}\n")
-    keys.append(step_key(_profile(tmp_path), "grpo", arguments))
-    (adapter / "adapter.bin").write_text("two")
-    keys.append(step_key(_profile(tmp_path), "grpo", arguments))
-    keys.append(step_key(_profile(tmp_path), "grpo", arguments | {"query": "why?"}))
-    keys.append(step_key(_profile(tmp_path, seed=7), "grpo", arguments))
-    keys.append(step_key(_profile(tmp_path), "sft", arguments))
-    write_atomic(model, "weights")
-    keys.append(step_key(_profile(tmp_path), "grpo", arguments))
-    assert len(set(keys)) == len(keys)
-
-
-def test_the_key_does_not_follow_what_the_step_itself_writes(tmp_path: Path) -> None:
-    out = tmp_path / "rows.jsonl"
-    before = step_key(_profile(tmp_path), "export", {"out": out})
-    write_atomic(out, "{}\n")
-    assert step_key(_profile(tmp_path), "export", {"out": out}) == before
+def test_two_requests_are_one_only_when_step_profile_and_arguments_are(run: Run, tmp_path: Path) -> None:
+    other = Run(run.profile.model_copy(update={"seed": 7}), run.run_id)
+    requests = [
+        request_digest("sft", run, {"rows": tmp_path}),
+        request_digest("grpo", run, {"rows": tmp_path}),
+        request_digest("sft", run, {"rows": tmp_path / "other"}),
+        request_digest("sft", other, {"rows": tmp_path}),
+    ]
+    assert len(set(requests)) == 4
+    assert request_digest("sft", run, {"rows": tmp_path}) == requests[0]
 
 
 @pytest.mark.parametrize(
