@@ -51,10 +51,11 @@ def prove(step: Step, run: Run, arguments: dict[str, Any]) -> StepResult | None:
 
 def request_digest(step: Step, run: Run, arguments: dict[str, Any]) -> str:
     """Names what a flow run asks of a step, for the idempotency of a submit."""
-    return digest_json([step, run.profile.model_dump(mode="json"), _plain(arguments)])[:32]
+    return digest_json([step, run.profile.model_dump(mode="json"), plain(arguments)])[:32]
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Arguments of a step as JSON: paths as text."""
     if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
+        return {name: plain(one) for name, one in value.items()}
     return str(value) if isinstance(value, Path) else value

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
@@ -21,6 +20,7 @@ from prefect.states import Cancelling
 from configs.errors import WorkFailed
 from configs.manifest import Step, StepResult
 from configs.run import Run
+from tasks_lib.caching import plain
 from tasks_lib.policy import Interrupted
 
 POLL_S: Final = 1.0
@@ -38,7 +38,7 @@ def submit(step: Step, run: Run, arguments: dict[str, Any], key: str) -> StepRes
     assert task is not None, "a step is submitted from its task run"
     parent = flow.flow_run if flow else None
     idempotency = f"{key}:{task.task_run.flow_run_id}:{parent.run_count if parent else 0}.{task.task_run.run_count}"
-    parameters = {"joined": str(run.folder), "force": sorted(run.force), **_plain(arguments)}
+    parameters = {"joined": str(run.folder), "force": sorted(run.force), **plain(arguments)}
     with get_client(sync_client=True) as client, _cancelled_with_us(client, idempotency):
         child: FlowRun = run_deployment(  # type: ignore[assignment]
             f"{step}/{step}", parameters=parameters, timeout=0, tags=["gpu", step], idempotency_key=idempotency
@@ -92,9 +92,3 @@ def _cancelled_with_us(client: SyncPrefectClient, idempotency: str) -> Iterator[
             if child.state is None or not child.state.is_final():
                 client.set_flow_run_state(child.id, Cancelling(message="the run that asked for it has ended"))
         raise
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
-    return str(value) if isinstance(value, Path) else value
