@@ -93,6 +93,13 @@ def test_a_child_that_fails_is_a_failure_with_the_tail_of_its_log(tmp_path: Path
         run_child(script("print('the reason'); raise SystemExit(3)"), tmp_path / "log", name="train")
 
 
+def test_the_reason_in_a_ranks_traceback_is_not_pushed_out_by_torchruns_own_report(tmp_path: Path) -> None:
+    report = "E1130 1499 lib/torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 0"
+    text = f"print('RuntimeError: the reason'); print({report!r}); print('torchrun says little\\n' * 60); raise SystemExit(1)"
+    with pytest.raises(WorkFailed, match="the reason$"):
+        run_child(script(text), tmp_path / "log")
+
+
 def test_a_child_killed_by_a_signal_says_which(tmp_path: Path) -> None:
     with pytest.raises(WorkFailed, match="SIGKILL"):
         run_child(script("import os; os.kill(os.getpid(), 9)"), tmp_path / "log")

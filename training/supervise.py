@@ -31,6 +31,8 @@ KILL_S: Final = 5.0
 """Seconds that the kernel gets to end a killed process; one stuck in a device call is left behind after them."""
 POLL_S: Final = 0.2
 TAIL_LINES: Final = 200
+_TORCHRUN: Final = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py.*failed \(exitcode")
+"""The line that begins torchrun's report: 40 lines that push the reason out of sight."""
 MAX_LINE: Final = 4000
 """Characters of a line that are passed on; the file has it whole."""
 _READ: Final = 1 << 20
@@ -71,8 +73,10 @@ class Child:
         return code
 
     def tail(self, lines: int = 30) -> str:
-        """The last lines of the output; redrawn progress bars are left out."""
-        return "\n".join(list(self._tail)[-lines:])
+        """The last lines of the output; redrawn progress bars, and torchrun's own report after a rank's traceback, are left out."""
+        kept = list(self._tail)
+        report = next((place for place, line in enumerate(kept) if _TORCHRUN.search(line)), 0)
+        return "\n".join((kept[:report] or kept)[-lines:])
 
     def check(self) -> None:
         """Raises `WorkFailed` with the log's tail when the child has ended: a server is not supposed to."""
