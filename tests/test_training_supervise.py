@@ -96,7 +96,7 @@ def test_a_child_that_fails_is_a_failure_with_the_tail_of_its_log(tmp_path: Path
 def test_the_reason_in_a_ranks_traceback_is_not_pushed_out_by_torchruns_own_report(tmp_path: Path) -> None:
     report = "E1130 1499 lib/torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 0"
     text = f"print('RuntimeError: the reason'); print({report!r}); print('torchrun says little\\n' * 60); raise SystemExit(1)"
-    with pytest.raises(WorkFailed, match="the reason$"):
+    with pytest.raises(WorkFailed, match=r"the reason$"):
         run_child(script(text), tmp_path / "log")
 
 
