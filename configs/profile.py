@@ -206,6 +206,9 @@ class Evaluate(Section):
     tasks: Path
     """JSONL of held-out tasks; never among the training tasks."""
 
+    max_tasks: int | None = Field(default=None, ge=1)
+    """Only the first tasks of the file, which interleaves families; None takes all."""
+
     attempts: int = Field(default=1, ge=1)
     """Episodes of each task and policy."""
 

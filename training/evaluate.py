@@ -50,7 +50,7 @@ def evaluate(run: Run, tasks: Path, adapters: Mapping[str, Path]) -> StepResult:
     broken or made for another base, or where sandboxes cannot run; `WorkFailed` when the server dies (finished episodes are kept).
     """
     profile = run.profile
-    heldout = load_tasks(tasks)
+    heldout = load_tasks(tasks)[: profile.evaluate.max_tasks]
     if profile.collect.tasks.is_file():
         refuse_overlap(load_tasks(profile.collect.tasks), heldout)
     check_model(profile.model_path)
