@@ -222,3 +222,14 @@ def test_a_listener_may_stop_the_training(tmp_path: Path, run: Run) -> None:
 
     with pytest.raises(WorkFailed, match="the adapter is doubled"):
         train(run, "grpo", trainer(version), version, None, on_step=refuse)
+
+
+def test_steps_that_only_the_trainer_wrote_down_before_both_were_killed_are_not_lost(tmp_path: Path, run: Run) -> None:
+    version = new_version(tmp_path / "sft", {})
+    resume = checkpoint(version, 4)
+    theirs = [json.dumps({"loss": 9.0 - step, "global_step/max_steps": f"{step}/6"}) for step in range(1, 6)]
+    (version / "logging.jsonl").write_text("\n".join([*theirs, '{"loss": 3.']))
+    (version / "metrics.jsonl").write_text('{"step": 1, "loss": 8.5}\n')
+    done = train(run, "sft", trainer(version, start=4), version, resume)
+    assert [(row["step"], row["loss"]) for row in done.rows] == [(1, 8.5), (2, 7), (3, 6), (4, 5), (5, 4), (6, 3)]
+    assert read_jsonl(version / "metrics.jsonl") == done.rows

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from configs.errors import WorkFailed
 
@@ -44,8 +44,11 @@ def parse(line: str) -> Logged | None:
         raw = ast.literal_eval(_BARE.sub(r"'\1\2'", match.group()))
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return None
-    if not isinstance(raw, dict):
-        return None
+    return from_record(raw) if isinstance(raw, dict) else None
+
+
+def from_record(raw: Mapping[str, Any]) -> Logged | None:
+    """The logged step in a dict of ms-swift's, as in its log lines and in its logging.jsonl; None when it is another one."""
     values = {str(key): number for key, value in raw.items() if (number := _number(value)) is not None}
     if not ({"loss", "reward", "train_runtime", "train_loss"} & values.keys()):
         return None
@@ -115,11 +118,12 @@ class Watch:
 
     def rows(self) -> list[dict[str, float]]:
         """One row a step for metrics.jsonl."""
-        return [{"step": float(logged.step), **_finite(logged.values)} for logged in self.steps]
+        return [row(logged) for logged in self.steps]
 
 
-def _finite(values: Mapping[str, float]) -> dict[str, float]:
-    return {key: value for key, value in values.items() if math.isfinite(value)}
+def row(logged: Logged) -> dict[str, float]:
+    """A step as a row of metrics.jsonl: finite numbers only."""
+    return {"step": float(logged.step), **{key: value for key, value in logged.values.items() if math.isfinite(value)}}
 
 
 def _number(value: object) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -13,7 +14,7 @@ from configs.files import read_jsonl, write_jsonl
 from configs.run import Run
 from training import checkpoints
 from training.launch import Command
-from training.metrics import Logged, Watch, time_left
+from training.metrics import Logged, Watch, from_record, row, time_left
 from training.supervise import run_child
 
 METRICS: Final = "metrics.jsonl"
@@ -52,7 +53,7 @@ def train(
     """
     metrics = version / METRICS
     started = int(resume.name.rpartition("-")[2]) if resume else 0
-    before = [row for row in (read_jsonl(metrics) if metrics.is_file() else []) if row.get("step", 0) <= started]
+    before = _before(version, started)
     write_jsonl(metrics, before)  # steps after the checkpoint happen again
     watch = Watch(step, run.profile.hardware.nproc * run.profile.hardware.nnodes)
 
@@ -78,6 +79,24 @@ def train(
     done = run_child(command, run.log(step), name=step, on_line=line, expect=missing, stall_s=STALL_S)
     adapter = checkpoints.checkpoints(version)[0]
     return Trained(adapter, int(adapter.name.rpartition("-")[2]), before + watch.rows(), done.peak_rss_bytes)
+
+
+def _before(version: Path, last: int) -> list[Metric]:
+    """Rows of the steps up to `last` of an interrupted run.
+
+    Where we were killed together with the trainer, steps that we had not read yet stand only in ms-swift's own file, whose last line may be cut.
+    """
+    known: dict[float, Metric] = {}
+    theirs = version / "logging.jsonl"
+    for line in theirs.read_text(encoding="utf-8", errors="replace").splitlines() if theirs.is_file() else []:
+        with suppress(ValueError):
+            record = json.loads(line)
+            logged = from_record(record) if isinstance(record, dict) else None
+            if logged is not None and logged.step:
+                known[float(logged.step)] = row(logged)
+    for ours in read_jsonl(version / METRICS) if (version / METRICS).is_file() else []:
+        known[ours["step"]] = ours
+    return [known[step] for step in sorted(known) if step <= last]
 
 
 def _append(file: Path, row: Metric) -> None:
