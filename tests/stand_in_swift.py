@@ -20,7 +20,9 @@ def install(folder: Path) -> Path:
     """The path to give as paths.train_python."""
     python = folder / "bin" / "python"
     python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\ncase "$1" in -I) exit 0;; esac\nexec {sys.executable} {Path(__file__).resolve()} "$@"\n')
+    python.write_text(
+        f'#!/bin/sh\ncase "$1" in -I) exit 0;; esac\nexec {sys.executable} {Path(__file__).resolve()} "$@"\n'
+    )
     python.chmod(0o755)
     return python
 
@@ -64,9 +66,16 @@ class Handler(BaseHTTPRequestHandler):
             return self.send(500, {"message": "out of luck", "object": "error"})
         time.sleep(float(os.environ.get("STAND_IN_SECONDS", "0")))
         text = answer(body["model"], body["messages"])
-        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop", "token_ids": [1, 2]}
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": text},
+            "finish_reason": "stop",
+            "token_ids": [1, 2],
+        }
         choice["logprobs"] = {"content": [{"logprob": -0.5}, {"logprob": -0.5}]}
-        return self.send(200, {"choices": [choice], "prompt_token_ids": [7], "usage": {"prompt_tokens": 1, "completion_tokens": 2}})
+        return self.send(
+            200, {"choices": [choice], "prompt_token_ids": [7], "usage": {"prompt_tokens": 1, "completion_tokens": 2}}
+        )
 
     def send(self, status: int, value: Any) -> None:
         raw = json.dumps(value).encode()

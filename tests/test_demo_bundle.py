@@ -53,9 +53,16 @@ class Inputs:
             {"policy": "sft", "query": "What is the capital of France?", "response": PARIS, "adapter_digest": SFT},
         ]
         write_trajectories(folder / "t.parquet", episodes)
-        write_jsonl(folder / "train.jsonl", [row for episode in episodes if (row := to_row(episode, self.profile.model))])
+        write_jsonl(
+            folder / "train.jsonl", [row for episode in episodes if (row := to_row(episode, self.profile.model))]
+        )
         rows = [row_of(policy, episode) for policy in ("base", "sft") for episode in episodes]
-        about = {"adapters": {"sft": SFT}, "versions": {"torch": "2.13.0"}, "settings": {"temperature": 0.0}, "model": "m"}
+        about = {
+            "adapters": {"sft": SFT},
+            "versions": {"torch": "2.13.0"},
+            "settings": {"temperature": 0.0},
+            "model": "m",
+        }
         report = build(rows, ("base", "sft"), 1, about)
         write_json(folder / "report.json", {**report, "headline": headline(report["policies"])})
 
@@ -146,7 +153,9 @@ def test_answers_of_another_checkpoint_than_the_evaluated_one_are_refused(inputs
 
 
 def test_rows_of_another_collection_than_the_trajectories_are_refused(inputs: Inputs) -> None:
-    write_jsonl(inputs.folder / "train.jsonl", [{"task_digest": "other", "messages": [], "tools": "[]", "task_id": "x"}])
+    write_jsonl(
+        inputs.folder / "train.jsonl", [{"task_digest": "other", "messages": [], "tools": "[]", "task_id": "x"}]
+    )
     with pytest.raises(UserError, match="made from none of the trajectories"):
         inputs.make()
 
@@ -169,7 +178,9 @@ def test_a_path_of_this_machine_is_never_published(inputs: Inputs) -> None:
 
 def edit(name: str, change: Callable[[Any], None]) -> Callable[[Path], None]:
     def apply(folder: Path) -> None:
-        value = json.loads((folder / name).read_text().splitlines()[0] if name != REPORT else (folder / name).read_text())
+        value = json.loads(
+            (folder / name).read_text().splitlines()[0] if name != REPORT else (folder / name).read_text()
+        )
         change(value)
         (folder / name).write_text(json.dumps(value) + "\n")
 
@@ -182,11 +193,23 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "an unknown key": (edit(INFERENCE, lambda v: v.update(note="x")), "does not follow its schema.*note"),
     "a changed row": (edit(ROWS, lambda v: v["messages"].pop()), "is not the file that"),
     "a failed teacher": (edit(TRAJECTORY, lambda v: v["outcome"].update(verdict="failed")), "is not the file that"),
-    "figures that do not add up": (edit(REPORT, lambda v: v["evaluation"]["policies"][0].update(passes=1)), "1 of 2 is not"),
-    "an answer called right": (edit(REPORT, lambda v: v["inference"]["answered"].update(sft=False)), "does not say what"),
-    "a path in the report": (edit(REPORT, lambda v: v["versions"].update(torch="/opt/venv/torch")), "holds the path '/opt/venv/torch'"),
+    "figures that do not add up": (
+        edit(REPORT, lambda v: v["evaluation"]["policies"][0].update(passes=1)),
+        "1 of 2 is not",
+    ),
+    "an answer called right": (
+        edit(REPORT, lambda v: v["inference"]["answered"].update(sft=False)),
+        "does not say what",
+    ),
+    "a path in the report": (
+        edit(REPORT, lambda v: v["versions"].update(torch="/opt/venv/torch")),
+        "holds the path '/opt/venv/torch'",
+    ),
     "another version": (edit(REPORT, lambda v: v.update(bundle_version=9)), "of version 9"),
-    "a checkpoint more": (edit(REPORT, lambda v: v["checkpoints"].update(grpo="0" * 64)), "the evaluation is of base, sft"),
+    "a checkpoint more": (
+        edit(REPORT, lambda v: v["checkpoints"].update(grpo="0" * 64)),
+        "the evaluation is of base, sft",
+    ),
 }
 
 

@@ -20,8 +20,38 @@ from training.report import build, headline, markdown
 from training.results import Row, read_results, write_results
 
 
-def row(policy: str, task: str, verdict: str, *, family: str = "edit", attempt: int = 0, stop: str = "finished", reason: str = "") -> Row:
-    return Row(policy, task, f"digest-{task}", family, attempt, verdict, reason, stop, 1.5, 100, 20, 2, 1, 1, 0.1, 0.2, 0.7, 0.3, 0.1, 0.1)
+def row(
+    policy: str,
+    task: str,
+    verdict: str,
+    *,
+    family: str = "edit",
+    attempt: int = 0,
+    stop: str = "finished",
+    reason: str = "",
+) -> Row:
+    return Row(
+        policy,
+        task,
+        f"digest-{task}",
+        family,
+        attempt,
+        verdict,
+        reason,
+        stop,
+        1.5,
+        100,
+        20,
+        2,
+        1,
+        1,
+        0.1,
+        0.2,
+        0.7,
+        0.3,
+        0.1,
+        0.1,
+    )
 
 
 ROWS = [
@@ -57,7 +87,11 @@ def test_a_not_scored_attempt_is_in_no_denominator_and_is_shown_apart() -> None:
 
 def test_pass_at_k_with_fewer_scored_attempts_than_k_is_said_to_be_undefined() -> None:
     """BEHAVIOURS 30."""
-    rows = [row("base", "a", "passed", attempt=0), row("base", "a", "failed", attempt=1), row("base", "b", "failed", attempt=0)]
+    rows = [
+        row("base", "a", "passed", attempt=0),
+        row("base", "a", "failed", attempt=1),
+        row("base", "b", "failed", attempt=0),
+    ]
     rows.append(row("base", "b", "not_scored", attempt=1, stop="infra_error"))
     (base,) = report(rows, ("base",), 2)["policies"]
     assert [(at["k"], at["value"], at["undefined"]) for at in base["pass_at_k"]] == [(1, 0.25, 0), (2, 1.0, 1)]
@@ -67,7 +101,11 @@ def test_pass_at_k_with_fewer_scored_attempts_than_k_is_said_to_be_undefined() -
 
 def test_every_pair_of_policies_is_compared_the_later_one_against_the_earlier() -> None:
     rows = [*ROWS, row("grpo", "a", "passed")]
-    assert [(d["policy"], d["against"]) for d in report(rows, ("base", "sft", "grpo"))["differences"]] == [("sft", "base"), ("grpo", "base"), ("grpo", "sft")]
+    assert [(d["policy"], d["against"]) for d in report(rows, ("base", "sft", "grpo"))["differences"]] == [
+        ("sft", "base"),
+        ("grpo", "base"),
+        ("grpo", "sft"),
+    ]
 
 
 def test_a_policy_without_a_scored_attempt_has_no_rate_anywhere() -> None:
@@ -92,7 +130,10 @@ class Links(HTMLParser):
 
 
 def test_the_page_needs_nothing_from_anywhere_else_and_escapes_what_it_shows() -> None:
-    metrics = {"sft": [{"step": 1.0, "loss": 2.0}, {"step": 2.0, "loss": 1.0}], "grpo": [{"step": 1.0, "loss": 0.0, "reward": 0.4}]}
+    metrics = {
+        "sft": [{"step": 1.0, "loss": 2.0}, {"step": 2.0, "loss": 1.0}],
+        "grpo": [{"step": 1.0, "loss": 0.0, "reward": 0.4}],
+    }
     page = html(report(), metrics)
     links = Links()
     links.feed(page)

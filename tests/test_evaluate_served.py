@@ -32,7 +32,11 @@ RANK = 4
 def random_adapter(base: Path, folder: Path) -> Path:
     """A LoRA that nobody trained, large enough to change what the model says."""
     rng = random.Random(5)
-    targets = {name.removesuffix(".weight"): shape for name, shape in base_shapes(base).items() if name.endswith(("q_proj.weight", "v_proj.weight"))}
+    targets = {
+        name.removesuffix(".weight"): shape
+        for name, shape in base_shapes(base).items()
+        if name.endswith(("q_proj.weight", "v_proj.weight"))
+    }
     header: dict[str, Any] = {}
     data = b""
     for name, (rows, columns) in sorted(targets.items()):
@@ -44,7 +48,14 @@ def random_adapter(base: Path, folder: Path) -> Path:
     text = json.dumps(header).encode()
     folder.mkdir(parents=True)
     (folder / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
-    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": 32, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM", "bias": "none"}
+    config = {
+        "peft_type": "LORA",
+        "r": RANK,
+        "lora_alpha": 32,
+        "target_modules": ["q_proj", "v_proj"],
+        "task_type": "CAUSAL_LM",
+        "bias": "none",
+    }
     (folder / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": str(base)}))
     return folder
 
@@ -58,7 +69,12 @@ def training_ids(profile: Profile, rows: list[dict[str, Any]]) -> list[list[int]
     model = [str(profile.model_path), profile.model.model_type, profile.model.template, profile.model.agent_template]
     env = Command([], environment("encode", profile)).environment(os.environ) | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [str(profile.paths.train_python), "-c", code], input=json.dumps([model, rows]), env=env, capture_output=True, text=True, check=True
+        [str(profile.paths.train_python), "-c", code],
+        input=json.dumps([model, rows]),
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     found: list[list[int]] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("IDS"))[4:])
     return found
@@ -67,7 +83,9 @@ def training_ids(profile: Profile, rows: list[dict[str, Any]]) -> list[list[int]
 @pytest.mark.slow
 def test_base_and_adapter_act_on_heldout_tasks_from_the_prompts_that_training_uses(tmp_path: Path) -> None:
     profile = load_profile("smoke", flags={"paths.output": tmp_path / "output"}, environ={})
-    subprocess.run([str(ROOT / ".venv-train/bin/python"), "scripts/download_model.py", "--profile", "smoke"], cwd=ROOT, check=True)
+    subprocess.run(
+        [str(ROOT / ".venv-train/bin/python"), "scripts/download_model.py", "--profile", "smoke"], cwd=ROOT, check=True
+    )
     adapter = random_adapter(profile.model_path, tmp_path / "sft" / "v0-20260101-000000" / "checkpoint-1")
 
     result = evaluate(Run(profile, "served"), profile.evaluate.tasks, {"sft": adapter})
@@ -75,7 +93,9 @@ def test_base_and_adapter_act_on_heldout_tasks_from_the_prompts_that_training_us
     report = json.loads(result.outputs["report"].read_text())
     assert [(p["name"], p["attempts"], p["not_scored"]) for p in report["policies"]] == [("base", 2, 0), ("sft", 2, 0)]
     episodes = [read_episode(path) for path in sorted((Layout(profile).evaluate / "episodes").rglob("*.json"))]
-    by_policy = {name: sorted((e for e in episodes if e.model == name), key=lambda e: e.task_id) for name in ("base", "sft")}
+    by_policy = {
+        name: sorted((e for e in episodes if e.model == name), key=lambda e: e.task_id) for name in ("base", "sft")
+    }
     assert [e.messages[2].content for e in by_policy["base"]] != [e.messages[2].content for e in by_policy["sft"]]
     for episode in episodes:
         assert len(episode.turns) == sum(message.role == "assistant" for message in episode.messages)

@@ -153,10 +153,21 @@ def test_a_command_that_is_killed_leaves_no_process_and_the_next_one_goes_on(
 ) -> None:
     """BEHAVIOURS 3 and 19. The fixture looks for the server; sandboxes are looked for here."""
     (tmp_path / "killed.yaml").write_text(dump_profile(run.profile))
-    arguments = ["evaluate", "--profile", str(tmp_path / "killed.yaml"), "--tasks", str(tasks), "--adapter", f"sft={adapter}", "--json"]
+    arguments = [
+        "evaluate",
+        "--profile",
+        str(tmp_path / "killed.yaml"),
+        "--tasks",
+        str(tasks),
+        "--adapter",
+        f"sft={adapter}",
+        "--json",
+    ]
     command = [sys.executable, "-m", "agentexecutor", *arguments]
     episodes = Layout(run.profile).evaluate / "episodes"
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=slow()) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=slow()
+    ) as process:
         wait_for(lambda: len(list(episodes.rglob("*.json"))) >= 3, 60)
         children = descendants(process.pid)
         process.send_signal(number)
@@ -188,7 +199,9 @@ def test_an_adapter_of_another_model_is_refused_by_name(run: Run, tasks: Path, t
         evaluate(run, tasks, {"sft": make_adapter(tmp_path / "other" / "checkpoint-1", width=16)})
 
 
-def test_an_adapter_that_the_server_refuses_is_named_with_its_reason(run: Run, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adapter_that_the_server_refuses_is_named_with_its_reason(
+    run: Run, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("STAND_IN_REFUSES", "sft")
     with pytest.raises(WorkFailed, match=r"cannot use 'sft'.*rank 64 is too large"), serve(run, {"sft": adapter}):
         pass
@@ -212,6 +225,7 @@ def test_a_port_that_is_taken_is_said_in_one_sentence(run: Run) -> None:
 
 def test_a_server_is_gone_after_an_error_inside_the_block(run: Run) -> None:
     """BEHAVIOURS 3: the fixture looks at the process table."""
+
     def fail() -> None:
         with serve(run, {}) as server:
             server.check()

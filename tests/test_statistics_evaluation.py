@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from training.statistics import Count, effective_trials, paired, pass_at_k, pass_rate, sign_test, wilson
 
-counts = st.lists(st.integers(1, 6).flatmap(lambda n: st.integers(0, n).map(lambda k: Count(k, n))), min_size=1, max_size=40)
+counts = st.lists(
+    st.integers(1, 6).flatmap(lambda n: st.integers(0, n).map(lambda k: Count(k, n))), min_size=1, max_size=40
+)
 
 
 def known(value: float | None) -> float:
@@ -21,13 +23,19 @@ def known(value: float | None) -> float:
 
 @pytest.mark.parametrize(
     ("passes", "n", "low", "high"),
-    [(7, 20, 0.1811918241010821, 0.5671457233147637), (0, 10, 0.0, 0.27753279986288926), (41, 48, 0.7283282347525372, 0.9275175067339628)],
+    [
+        (7, 20, 0.1811918241010821, 0.5671457233147637),
+        (0, 10, 0.0, 0.27753279986288926),
+        (41, 48, 0.7283282347525372, 0.9275175067339628),
+    ],
 )
 def test_wilsons_interval_equals_scipys(passes: int, n: int, low: float, high: float) -> None:
     assert wilson(passes / n, n) == pytest.approx((low, high), abs=1e-12)
 
 
-@pytest.mark.parametrize(("better", "worse", "p"), [(3, 12, 0.03515625), (2, 10, 0.03857421875), (5, 5, 1.0), (0, 0, 1.0), (0, 6, 0.03125)])
+@pytest.mark.parametrize(
+    ("better", "worse", "p"), [(3, 12, 0.03515625), (2, 10, 0.03857421875), (5, 5, 1.0), (0, 0, 1.0), (0, 6, 0.03125)]
+)
 def test_the_exact_test_equals_scipys_binomial_test(better: int, worse: int, p: float) -> None:
     assert sign_test(better, worse) == pytest.approx(p, abs=1e-12)
     assert sign_test(better, worse) == sign_test(worse, better)
@@ -67,7 +75,9 @@ def test_newcombes_interval_of_a_paired_difference_is_the_one_worked_out_by_hand
 
 
 def test_a_task_that_one_policy_was_not_scored_on_leaves_the_comparison() -> None:
-    found = paired({"x": Count(1, 1), "y": Count(0, 0), "z": Count(1, 1)}, {"x": Count(0, 1), "y": Count(1, 1), "w": Count(1, 1)})
+    found = paired(
+        {"x": Count(1, 1), "y": Count(0, 0), "z": Count(1, 1)}, {"x": Count(0, 1), "y": Count(1, 1), "w": Count(1, 1)}
+    )
     assert (found.tasks, found.difference, found.better, found.worse) == (1, 1.0, 1, 0)
     assert paired({"x": Count(0, 0)}, {"x": Count(1, 1)}).difference is None
 
@@ -103,7 +113,9 @@ def test_a_comparison_turned_round_is_the_same_with_the_sign_turned(tasks: list[
     other = [Count(rng.randint(0, t.attempts), t.attempts) for t in tasks]
     a, b = {str(i): t for i, t in enumerate(tasks)}, {str(i): t for i, t in enumerate(other)}
     one, two = paired(a, b), paired(b, a)
-    assert (one.difference, one.low, one.p_value) == pytest.approx((-known(two.difference), -known(two.high), two.p_value))
+    assert (one.difference, one.low, one.p_value) == pytest.approx(
+        (-known(two.difference), -known(two.high), two.p_value)
+    )
     assert -1 <= known(one.low) <= known(one.difference) + 1e-12 <= known(one.high) + 2e-12 <= 1 + 2e-12
 
 

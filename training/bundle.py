@@ -123,7 +123,9 @@ def check_bundle(folder: Path) -> ValidationReport:
     """The bundle's report, once everything holds. Raises `UserError` with the first thing that does not."""
     missing = [name for name in FILES if not (folder / name).is_file()]
     if missing:
-        raise UserError(f"{folder}: no whole demo bundle, {missing[0]} is missing; `python -m agentexecutor create-demo` writes it.")
+        raise UserError(
+            f"{folder}: no whole demo bundle, {missing[0]} is missing; `python -m agentexecutor create-demo` writes it."
+        )
     try:
         text = (folder / REPORT).read_text(encoding="utf-8")
         report = ValidationReport.model_validate_json(text)
@@ -133,14 +135,23 @@ def check_bundle(folder: Path) -> ValidationReport:
             SftRow.model_validate(row)
         answers = [Answer.model_validate(row) for row in read_jsonl(folder / INFERENCE)]
     except (ValidationError, UnicodeDecodeError) as error:
-        raise UserError(f"{folder}: the demo bundle does not follow its schema ({_first(error)}); `python -m agentexecutor create-demo` writes it.") from None
+        raise UserError(
+            f"{folder}: the demo bundle does not follow its schema ({_first(error)}); `python -m agentexecutor create-demo` writes it."
+        ) from None
     for problem in _problems(folder, report, text, trajectories, raw_rows, answers):
-        raise UserError(f"{folder}: the demo bundle contradicts itself: {problem}; `python -m agentexecutor create-demo` writes it anew.")
+        raise UserError(
+            f"{folder}: the demo bundle contradicts itself: {problem}; `python -m agentexecutor create-demo` writes it anew."
+        )
     return report
 
 
 def _problems(
-    folder: Path, report: ValidationReport, text: str, trajectories: list[Trajectory], rows: list[Any], answers: list[Answer]
+    folder: Path,
+    report: ValidationReport,
+    text: str,
+    trajectories: list[Trajectory],
+    rows: list[Any],
+    answers: list[Answer],
 ) -> Iterator[str]:
     if report.bundle_version != BUNDLE_VERSION:
         yield f"it is of version {report.bundle_version}, this code knows {BUNDLE_VERSION}"
@@ -192,7 +203,9 @@ def _evaluation_problems(report: ValidationReport) -> Iterator[str]:
         rate = policy.passes / policy.attempts if policy.attempts else None
         if policy.rate != rate:
             yield f"{policy.name}: {policy.passes} of {policy.attempts} is not {policy.rate}"
-        if rate is not None and not (policy.low is not None and policy.high is not None and 0 <= policy.low <= rate <= policy.high <= 1):
+        if rate is not None and not (
+            policy.low is not None and policy.high is not None and 0 <= policy.low <= rate <= policy.high <= 1
+        ):
             yield f"{policy.name}: the interval does not hold the rate"
 
 
@@ -203,7 +216,10 @@ def inference_summary(answers: list[Answer]) -> Inference:
     return Inference(
         query=query,
         expected=expected,
-        answered={answer.policy: None if expected is None else expected.lower() in answer.response.lower() for answer in answers},
+        answered={
+            answer.policy: None if expected is None else expected.lower() in answer.response.lower()
+            for answer in answers
+        },
     )
 
 

@@ -34,7 +34,9 @@ def demo(run: Run, trajectories: Path, rows: Path, inference: Path, report: Path
     started = time.monotonic()
     _recover(out)
     contents = _contents(run.profile, trajectories, rows, inference, report)
-    same = all((out / name).is_file() and (out / name).read_text(encoding="utf-8") == text for name, text in contents.items())
+    same = all(
+        (out / name).is_file() and (out / name).read_text(encoding="utf-8") == text for name, text in contents.items()
+    )
     if not same:
         _refuse_leaks(contents)
         _replace(out, contents)
@@ -43,7 +45,10 @@ def demo(run: Run, trajectories: Path, rows: Path, inference: Path, report: Path
         "task": checked.teacher.task_id,
         "evaluation": checked.evaluation.headline,
         "query": checked.inference.query,
-        "answered": {policy: {True: "right", False: "wrong", None: "not judged"}[right] for policy, right in checked.inference.answered.items()},
+        "answered": {
+            policy: {True: "right", False: "wrong", None: "not judged"}[right]
+            for policy, right in checked.inference.answered.items()
+        },
     }
     run.event("demo", written=not same, folder=str(out))
     return StepResult(
@@ -73,7 +78,9 @@ def _contents(profile: Profile, trajectories: Path, rows: Path, inference: Path,
         bundle_version=BUNDLE_VERSION,
         profile=profile.name,
         # A model that is a folder of this machine is called by that folder's name.
-        model=profile.model.model_copy(update={"id": _without_folder(profile.model.id), "folder": Path(profile.model.folder).name}),
+        model=profile.model.model_copy(
+            update={"id": _without_folder(profile.model.id), "folder": Path(profile.model.folder).name}
+        ),
         checkpoints=checkpoints,
         versions=figures["versions"],
         teacher=Teacher(
@@ -100,7 +107,9 @@ def _example(episodes: list[Trajectory], rows: list[Any], profile: Profile, sour
     for episode in episodes:
         if episode.task_digest == row.get("task_digest") and to_row(episode, profile.model) == row:
             return episode.model_copy(update={"run_id": "", "timings": {}}), row
-    raise UserError(f"{source}: its first row was made from none of the trajectories; run `python -m agentexecutor export` again.")
+    raise UserError(
+        f"{source}: its first row was made from none of the trajectories; run `python -m agentexecutor export` again."
+    )
 
 
 def _report(path: Path) -> dict[str, Any]:
@@ -127,12 +136,19 @@ def _answers(rows: list[Any], checkpoints: Mapping[str, str], source: Path) -> l
     """Every policy's answer to the first query. Raises `UserError` when they are of other checkpoints than the evaluation."""
     query = rows[0].get("query") if rows else None
     asked = [row for row in rows if row["query"] == query]
-    found = [Answer(policy=r["policy"], query=r["query"], response=r["response"], adapter_digest=r["adapter_digest"] or None) for r in asked]
+    found = [
+        Answer(policy=r["policy"], query=r["query"], response=r["response"], adapter_digest=r["adapter_digest"] or None)
+        for r in asked
+    ]
     for answer in found:
         if answer.adapter_digest != checkpoints.get(answer.policy):
-            raise UserError(f"{source}: {answer.policy} there is not the checkpoint that was evaluated; run infer and evaluate on the same one.")
+            raise UserError(
+                f"{source}: {answer.policy} there is not the checkpoint that was evaluated; run infer and evaluate on the same one."
+            )
     if len(found) < 2:
-        raise UserError(f"{source}: holds no answer of base and adapter to the same query; run `python -m agentexecutor infer` again.")
+        raise UserError(
+            f"{source}: holds no answer of base and adapter to the same query; run `python -m agentexecutor infer` again."
+        )
     return found
 
 
@@ -143,10 +159,14 @@ def _refuse_leaks(contents: Mapping[str, str], environ: Mapping[str, str] | None
     for file, text in contents.items():
         for name, value in secrets.items():
             if value in text or json.dumps(value)[1:-1] in text:
-                raise WorkFailed(f"the demo bundle was not written: the value of {name} would stand in {file}. The bundle that was there is unchanged.")
+                raise WorkFailed(
+                    f"the demo bundle was not written: the value of {name} would stand in {file}. The bundle that was there is unchanged."
+                )
         for place in {str(ROOT), str(Path.home())} - {"/"}:
             if f"{place}/" in text or f'{place}"' in text:
-                raise WorkFailed(f"the demo bundle was not written: the path {place} of this machine would stand in {file}.")
+                raise WorkFailed(
+                    f"the demo bundle was not written: the path {place} of this machine would stand in {file}."
+                )
 
 
 def _replace(out: Path, contents: Mapping[str, str]) -> None:

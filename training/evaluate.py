@@ -83,11 +83,20 @@ def evaluate(run: Run, tasks: Path, adapters: Mapping[str, Path]) -> StepResult:
 
 def _whole(folders: list[Path]) -> list[Path]:
     """An evaluation with episodes that could not be scored is not finished: they are tried again, and only they."""
-    return [folder for folder in folders if not (manifest := read_manifest(folder)) or not manifest.summary.get("not_scored")]
+    return [
+        folder
+        for folder in folders
+        if not (manifest := read_manifest(folder)) or not manifest.summary.get("not_scored")
+    ]
 
 
 def _make(
-    run: Run, tasks: Path, heldout: list[Task], adapters: Mapping[str, Path], digests: _Digests, installed: dict[str, str]
+    run: Run,
+    tasks: Path,
+    heldout: list[Task],
+    adapters: Mapping[str, Path],
+    digests: _Digests,
+    installed: dict[str, str],
 ) -> tuple[Path, dict[str, Path], dict[str, Any]]:
     started = time.monotonic()
     profile, layout = run.profile, Layout(run.profile)
@@ -103,13 +112,19 @@ def _make(
         "html": folder / "report.html",
     }
     write_results(outputs["results"], outcome.rows)
-    training = {f"{name} training": manifest.seconds for name, path in adapters.items() if (manifest := read_manifest(path.parent))}
+    training = {
+        f"{name} training": manifest.seconds
+        for name, path in adapters.items()
+        if (manifest := read_manifest(path.parent))
+    }
     tokens = sum(row.completion_tokens for row in outcome.rows) if not outcome.reused else 0
     about: dict[str, Any] = {
         "model": profile.model.id,
         "profile": profile.name,
         "tasks": {"file": tasks.name, "count": len(heldout), "families": sorted({task.family for task in heldout})},
-        "adapters": {name: digest_file(path / WEIGHTS) for name, path in adapters.items()},  # as `sha256sum` and infer say it
+        "adapters": {
+            name: digest_file(path / WEIGHTS) for name, path in adapters.items()
+        },  # as `sha256sum` and infer say it
         "settings": {**digests.settings, "attempts": profile.evaluate.attempts},
         "engine": outcome.engine,
         "versions": installed,
@@ -126,7 +141,9 @@ def _make(
     report["headline"] = headline(report["policies"])
     write_json(outputs["report"], report)
     write_atomic(outputs["markdown"], markdown(report))
-    write_atomic(outputs["html"], html(report, {name: rows for name, path in adapters.items() if (rows := _metrics(path))}))
+    write_atomic(
+        outputs["html"], html(report, {name: rows for name, path in adapters.items() if (rows := _metrics(path))})
+    )
     return folder, outputs, _summary(report)
 
 
@@ -135,13 +152,23 @@ def _summary(report: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "verdict": report["headline"],
         "not_scored": sum(p["not_scored"] for p in report["policies"]),
-        **{p["name"]: {key: p[key] for key in ("passes", "attempts", "rate", "low", "high", "not_scored")} for p in report["policies"]},
-        **{f"{d['policy']} - {d['against']}": {key: d[key] for key in ("difference", "low", "high", "p_value")} for d in report["differences"]},
+        **{
+            p["name"]: {key: p[key] for key in ("passes", "attempts", "rate", "low", "high", "not_scored")}
+            for p in report["policies"]
+        },
+        **{
+            f"{d['policy']} - {d['against']}": {key: d[key] for key in ("difference", "low", "high", "p_value")}
+            for d in report["differences"]
+        },
     }
 
 
 def _digests(profile: Profile, adapters: Mapping[str, Path]) -> _Digests:
-    return _Digests(model_digest(profile.model_path), {name: adapter_digest(path) for name, path in adapters.items()}, settings(profile))
+    return _Digests(
+        model_digest(profile.model_path),
+        {name: adapter_digest(path) for name, path in adapters.items()},
+        settings(profile),
+    )
 
 
 def settings(profile: Profile) -> dict[str, Any]:

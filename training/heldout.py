@@ -72,7 +72,12 @@ class HeldoutEpisodes:
 
     def run_missing(self) -> Gathered:
         """Run what is missing. Raises `WorkFailed` when the server dies and `UserError` where sandboxes cannot run; what is finished is kept."""
-        places = [(policy, task, attempt) for policy in self.plan.policies for task in self.plan.tasks for attempt in range(self.plan.attempts)]
+        places = [
+            (policy, task, attempt)
+            for policy in self.plan.policies
+            for task in self.plan.tasks
+            for attempt in range(self.plan.attempts)
+        ]
         for policy, task, attempt in places:
             stored = self._stored(policy, task, attempt)
             if stored is not None:
@@ -81,12 +86,20 @@ class HeldoutEpisodes:
         missing = [place for place in places if (place[0].name, place[1].id, place[2]) not in self.done]
         if missing:
             self._progress(len(places))
-            asyncio.run(self._sandboxes_run())  # a machine without bubblewrap is told so now, and not after a minute of loading
+            asyncio.run(
+                self._sandboxes_run()
+            )  # a machine without bubblewrap is told so now, and not after a minute of loading
             with serve(self.run, self.adapters) as server:
                 started = time.monotonic()
                 asyncio.run(self._hold(server, missing, len(places)))
-                outcome.start_s, outcome.engine, outcome.episodes_s = server.start_s, server.engine, time.monotonic() - started
-        outcome.rows = [row_of(policy.name, self.done[policy.name, task.id, attempt]) for policy, task, attempt in places]
+                outcome.start_s, outcome.engine, outcome.episodes_s = (
+                    server.start_s,
+                    server.engine,
+                    time.monotonic() - started,
+                )
+        outcome.rows = [
+            row_of(policy.name, self.done[policy.name, task.id, attempt]) for policy, task, attempt in places
+        ]
         return outcome
 
     def _stored(self, policy: Policy, task: Task, attempt: int) -> Trajectory | None:
@@ -97,7 +110,11 @@ class HeldoutEpisodes:
         except (FileNotFoundError, UserError):
             return None  # never finished, or damaged: it is run again
         # Tasks are stored by content: the same task under a new name is the same episode.
-        return None if found.outcome.verdict is Verdict.NOT_SCORED else found.model_copy(update={"task_id": task.id, "family": task.family})
+        return (
+            None
+            if found.outcome.verdict is Verdict.NOT_SCORED
+            else found.model_copy(update={"task_id": task.id, "family": task.family})
+        )
 
     def _pool(self) -> SandboxPool:
         profile = self.run.profile
@@ -125,7 +142,10 @@ class HeldoutEpisodes:
             async with self._pool() as pool:
                 for (policy, attempt), wanted in groups.items():
                     await self._group(server, policy, attempt, wanted, pool, total)
-                    if any(self.done[policy.name, item.task.id, attempt].outcome.verdict is Verdict.NOT_SCORED for item in wanted):
+                    if any(
+                        self.done[policy.name, item.task.id, attempt].outcome.verdict is Verdict.NOT_SCORED
+                        for item in wanted
+                    ):
                         await asyncio.sleep(2 * CHECK_S)  # episodes can fail faster than a dead server is noticed
                         server.check()
             watch.cancel()
@@ -137,7 +157,9 @@ class HeldoutEpisodes:
         except* (WorkFailed, UserError) as failures:
             raise failures.exceptions[0] from None
 
-    async def _group(self, server: PolicyServer, policy: Policy, attempt: int, wanted: list[Wanted], pool: SandboxPool, total: int) -> None:
+    async def _group(
+        self, server: PolicyServer, policy: Policy, attempt: int, wanted: list[Wanted], pool: SandboxPool, total: int
+    ) -> None:
         profile = self.run.profile
         settings = Settings(
             tools=profile.collect.tools,
@@ -170,7 +192,9 @@ class HeldoutEpisodes:
             passes[policy] += trajectory.outcome.verdict is Verdict.PASSED
             scored[policy] += trajectory.outcome.verdict is not Verdict.NOT_SCORED
         note = ", ".join(f"{policy} {passes[policy]}/{scored[policy]}" for policy in scored)
-        self.run.progress("evaluate", len(self.done), total, note, **{policy: passes[policy] / n for policy, n in scored.items() if n})
+        self.run.progress(
+            "evaluate", len(self.done), total, note, **{policy: passes[policy] / n for policy, n in scored.items() if n}
+        )
 
 
 async def _watch(server: PolicyServer) -> None:

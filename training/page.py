@@ -25,7 +25,11 @@ h1{font-size:1.5rem}h2{font-size:1.1rem;margin-top:2rem}.plots{display:flex;flex
 
 def html(report: Mapping[str, Any], metrics: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
     """`metrics`: adapter name → the rows of its metrics.jsonl, where there is one."""
-    plots = [rates("Pass rate on held-out tasks", [Bar(p["name"], p["rate"], p["low"], p["high"]) for p in report["policies"]])]
+    plots = [
+        rates(
+            "Pass rate on held-out tasks", [Bar(p["name"], p["rate"], p["low"], p["high"]) for p in report["policies"]]
+        )
+    ]
     for name, steps in metrics.items():
         trained_by_reward = any("reward" in row for row in steps)
         for key, title, unit in CURVES:
@@ -38,7 +42,9 @@ def html(report: Mapping[str, Any], metrics: Mapping[str, Sequence[Mapping[str, 
         body.append(f"<h2>{escape(title)}</h2>" + _table(header, rows))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>Evaluation of {escape(report['model'])}</title><style>{STYLE}</style></head><body>\n" + "\n".join(body) + "\n</body></html>\n"
+        f"<title>Evaluation of {escape(report['model'])}</title><style>{STYLE}</style></head><body>\n"
+        + "\n".join(body)
+        + "\n</body></html>\n"
     )
 
 

@@ -36,8 +36,13 @@ def line(title: str, points: Sequence[tuple[float, float]], *, x: str = "step", 
     parts = _grid(ticks, y0, y1)
     path = " ".join(f"{a:.1f},{b:.1f}" for a, b in place)
     parts.append(f'<polyline points="{path}" fill="none" stroke="{LINE}" stroke-width="2"/>')
-    parts += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.5" fill="{LINE}"/>' for a, b in place] if len(place) <= 60 else []
-    parts += [_text(LEFT, HEIGHT - BOTTOM + 16, f"{x0:g}"), _text(WIDTH - RIGHT, HEIGHT - BOTTOM + 16, f"{x1:g}", "end")]
+    parts += (
+        [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.5" fill="{LINE}"/>' for a, b in place] if len(place) <= 60 else []
+    )
+    parts += [
+        _text(LEFT, HEIGHT - BOTTOM + 16, f"{x0:g}"),
+        _text(WIDTH - RIGHT, HEIGHT - BOTTOM + 16, f"{x1:g}", "end"),
+    ]
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, x, "middle"))
     return _frame(title + (f" ({y})" if y else ""), parts)
 
@@ -53,7 +58,9 @@ def rates(title: str, bars: Sequence[Bar]) -> str:
             parts.append(_text(middle, HEIGHT - BOTTOM - 6, "not scored", "middle"))
             continue
         top, wide = _scale(bar.rate, 0, 1, HEIGHT - BOTTOM, TOP), min(56.0, slot * 0.6)
-        parts.append(f'<rect x="{middle - wide / 2:.1f}" y="{top:.1f}" width="{wide:.1f}" height="{HEIGHT - BOTTOM - top:.1f}" fill="{LINE}" opacity="0.8"/>')
+        parts.append(
+            f'<rect x="{middle - wide / 2:.1f}" y="{top:.1f}" width="{wide:.1f}" height="{HEIGHT - BOTTOM - top:.1f}" fill="{LINE}" opacity="0.8"/>'
+        )
         if bar.low is not None and bar.high is not None:
             a, b = (_scale(v, 0, 1, HEIGHT - BOTTOM, TOP) for v in (bar.low, bar.high))
             ends = "".join(f"M{middle - 5:.1f},{v:.1f}h10" for v in (a, b))
@@ -92,4 +99,9 @@ def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
 def _frame(title: str, parts: Sequence[str]) -> str:
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img" '
     head += f'aria-label="{escape(title, quote=True)}" font-family="system-ui, sans-serif" font-size="11" fill="{INK}">'
-    return head + f'<text x="{LEFT}" y="16" font-size="13" font-weight="600">{escape(title)}</text>' + "".join(parts) + "</svg>"
+    return (
+        head
+        + f'<text x="{LEFT}" y="16" font-size="13" font-weight="600">{escape(title)}</text>'
+        + "".join(parts)
+        + "</svg>"
+    )

@@ -46,10 +46,14 @@ def _policy(name: str, rows: Sequence[Row], attempts: int) -> dict[str, Any]:
     return {
         "name": name,
         **_rates(rows),
-        "families": {family: _rates([r for r in rows if r.family == family]) for family in sorted({r.family for r in rows})},
+        "families": {
+            family: _rates([r for r in rows if r.family == family]) for family in sorted({r.family for r in rows})
+        },
         "pass_at_k": [asdict(pass_at_k(counts, k)) for k in ks],
         "stop_reasons": dict(sorted(Counter(r.stop_reason for r in rows).items())),
-        "not_scored_reasons": dict(sorted(Counter(r.reason or "no reason given" for r in rows if not r.scored).items())),
+        "not_scored_reasons": dict(
+            sorted(Counter(r.reason or "no reason given" for r in rows if not r.scored).items())
+        ),
         "tool_calls": sum(r.calls for r in rows),
         "episodes_with_a_tool_call": sum(r.calls > 0 for r in rows),
         "turns": sum(r.turns for r in rows),
@@ -61,7 +65,12 @@ def _policy(name: str, rows: Sequence[Row], attempts: int) -> dict[str, Any]:
 
 def _rates(rows: Sequence[Row]) -> dict[str, Any]:
     counts = counts_of(rows)
-    return {"tasks": len(counts), "episodes": len(rows), "not_scored": sum(not r.scored for r in rows), **asdict(pass_rate(list(counts.values())))}
+    return {
+        "tasks": len(counts),
+        "episodes": len(rows),
+        "not_scored": sum(not r.scored for r in rows),
+        **asdict(pass_rate(list(counts.values()))),
+    }
 
 
 # --- the same figures as tables ---------------------------------------------------------------------------------------------------
@@ -79,7 +88,18 @@ def tables(report: Mapping[str, Any]) -> list[Table]:
         (
             "Pass rates",
             ["policy", "tasks", "attempts scored", "passes", "pass rate", "95% interval", "not scored"],
-            [[p["name"], str(p["tasks"]), str(p["attempts"]), str(p["passes"]), percent(p["rate"]), interval(p), str(p["not_scored"])] for p in policies],
+            [
+                [
+                    p["name"],
+                    str(p["tasks"]),
+                    str(p["attempts"]),
+                    str(p["passes"]),
+                    percent(p["rate"]),
+                    interval(p),
+                    str(p["not_scored"]),
+                ]
+                for p in policies
+            ],
         ),
         (
             "Paired differences",
@@ -106,11 +126,23 @@ def tables(report: Mapping[str, Any]) -> list[Table]:
             ["policy", "reason", "episodes"],
             [[p["name"], reason, str(count)] for p in policies for reason, count in p["not_scored_reasons"].items()],
         ),
-        ("Where the time went", ["what", "seconds"], [[what, f"{seconds:.1f}"] for what, seconds in report.get("time", {}).items()]),
+        (
+            "Where the time went",
+            ["what", "seconds"],
+            [[what, f"{seconds:.1f}"] for what, seconds in report.get("time", {}).items()],
+        ),
         (
             "Inside the episodes (seconds, summed over episodes that run at once)",
             ["policy", *PHASES, "tool calls", "completion tokens"],
-            [[p["name"], *[f"{p['episode_seconds'][phase]:.1f}" for phase in PHASES], str(p["tool_calls"]), str(p["completion_tokens"])] for p in policies],
+            [
+                [
+                    p["name"],
+                    *[f"{p['episode_seconds'][phase]:.1f}" for phase in PHASES],
+                    str(p["tool_calls"]),
+                    str(p["completion_tokens"]),
+                ]
+                for p in policies
+            ],
         ),
     ]
     return [table for table in found if table[2]]
@@ -147,7 +179,14 @@ def points(difference: float | None) -> str:
 def _difference(d: Mapping[str, Any]) -> list[str]:
     between = "undefined" if d["low"] is None else f"{100 * d['low']:+.1f} to {100 * d['high']:+.1f}"
     who = f"{d['policy']} − {d['against']}"
-    return [who, str(d["tasks"]), points(d["difference"]), between, f"{d['better']} / {d['worse']}", f"{d['p_value']:.2g}"]
+    return [
+        who,
+        str(d["tasks"]),
+        points(d["difference"]),
+        between,
+        f"{d['better']} / {d['worse']}",
+        f"{d['p_value']:.2g}",
+    ]
 
 
 def _family(f: Mapping[str, Any] | None) -> str:

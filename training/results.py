@@ -93,4 +93,6 @@ def read_results(path: Path) -> list[Row]:
     try:
         return [Row(**row) for row in pq.read_table(path).to_pylist()]
     except (OSError, pa.ArrowException, TypeError) as error:
-        raise UserError(f"{path}: is no evaluation result ({error}); run `python -m agentexecutor evaluate` again.") from None
+        raise UserError(
+            f"{path}: is no evaluation result ({error}); run `python -m agentexecutor evaluate` again."
+        ) from None

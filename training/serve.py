@@ -80,14 +80,22 @@ def command(run: Run, adapters: Mapping[str, Path], port: int) -> Command:
     """What `serve` starts. Pure; raises `UserError` for a name that cannot be served."""
     for name, path in adapters.items():
         if name == BASE_NAME or not NAME.fullmatch(name):
-            raise UserError(f"an adapter cannot be called {name!r}: use lower-case letters, digits, '.', '_' and '-', and not {BASE_NAME!r}.")
+            raise UserError(
+                f"an adapter cannot be called {name!r}: use lower-case letters, digits, '.', '_' and '-', and not {BASE_NAME!r}."
+            )
         if "=" in str(path):
-            raise UserError(f"{path}: the server cannot take an adapter from a path with '=' in it; move or rename that folder.")
-    return deploy_command(Job(run.profile, adapters=dict(adapters), port=port, concurrency=run.profile.evaluate.concurrency))
+            raise UserError(
+                f"{path}: the server cannot take an adapter from a path with '=' in it; move or rename that folder."
+            )
+    return deploy_command(
+        Job(run.profile, adapters=dict(adapters), port=port, concurrency=run.profile.evaluate.concurrency)
+    )
 
 
 @contextmanager
-def serve(run: Run, adapters: Mapping[str, Path], *, port: int | None = None, ready_s: float = READY_S) -> Iterator[PolicyServer]:
+def serve(
+    run: Run, adapters: Mapping[str, Path], *, port: int | None = None, ready_s: float = READY_S
+) -> Iterator[PolicyServer]:
     """Start the server, wait until every policy has answered once, and end its whole tree on the way out, however that happens.
 
     Args:
@@ -101,7 +109,9 @@ def serve(run: Run, adapters: Mapping[str, Path], *, port: int | None = None, re
     wanted = _port(port)
     names = (BASE_NAME, *adapters)
     lines = _Lines()
-    with spawn_child(command(run, adapters, wanted), run.log("serve"), name="the policy server", on_line=lines) as child:
+    with spawn_child(
+        command(run, adapters, wanted), run.log("serve"), name="the policy server", on_line=lines
+    ) as child:
         # ms-swift takes the next free port without a word when ours went meanwhile: its own log line says which.
         told = 0.0
         while not lines.port:
@@ -133,15 +143,21 @@ def has_vllm(profile: Profile) -> bool:
     probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
     python = profile.paths.train_python
     if not python.exists():
-        raise UserError(f"{python}: there is no such interpreter; make it with `python3 scripts/setup_env.py`, or set paths.train_python.")
-    return subprocess.run([str(python), "-I", "-c", probe], timeout=60, check=False, capture_output=True).returncode == 0
+        raise UserError(
+            f"{python}: there is no such interpreter; make it with `python3 scripts/setup_env.py`, or set paths.train_python."
+        )
+    return (
+        subprocess.run([str(python), "-I", "-c", probe], timeout=60, check=False, capture_output=True).returncode == 0
+    )
 
 
 def _with_engine(run: Run) -> tuple[Run, str]:
     """The run with transformers generation where vLLM is not installed: the same server, one request at a time."""
     if run.profile.rollout.engine == "transformers" or not has_vllm(run.profile):
         rollout = run.profile.rollout.model_copy(update={"engine": "transformers"})
-        return Run(run.profile.model_copy(update={"rollout": rollout}), run.run_id, run.report, run.force), "transformers"
+        return Run(
+            run.profile.model_copy(update={"rollout": rollout}), run.run_id, run.report, run.force
+        ), "transformers"
     return run, "vllm"
 
 
@@ -150,7 +166,9 @@ def _port(asked: int | None) -> int:
         try:
             probe.bind(("127.0.0.1", asked or 0))
         except OSError:
-            raise UserError(f"port {asked} is taken by another process; name another one, or none to let a free one be found.") from None
+            raise UserError(
+                f"port {asked} is taken by another process; name another one, or none to let a free one be found."
+            ) from None
         return int(probe.getsockname()[1])
 
 
@@ -168,4 +186,6 @@ def _first_answer(client: httpx.Client, url: str, name: str, child: Child) -> No
     except httpx.HTTPError as error:
         raise child.failed(f"did not answer as {name!r} ({type(error).__name__})") from error
     if response.status_code != 200:
-        raise WorkFailed(f"the policy server cannot use {name!r} (HTTP {response.status_code}: {' '.join(response.text.split())[:400]}).")
+        raise WorkFailed(
+            f"the policy server cannot use {name!r} (HTTP {response.status_code}: {' '.join(response.text.split())[:400]})."
+        )
