@@ -7,8 +7,6 @@ Heavy libraries are imported inside the functions: importing this module costs n
 from __future__ import annotations
 
 import asyncio
-import functools
-import inspect
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,11 +14,10 @@ from typing import Any, Final
 
 from configs.errors import UserError
 from training.base_sync import unsafe_reason
+from training.patching import expect, replace
+from training.scored import only_scored
 
 KNOWN: Final = ("4.6.0",)
-
-MARK: Final = "_agentexecutor"
-"""Attribute of a function that is already ours."""
 
 GAP_LIMIT: Final = {"cpu": 1e-4, "cuda": 0.5}
 """Largest mean k3 divergence between trainer and sampler, in nats a token. Without dropout, float32 on CPU shows below 1e-8, and an adapter that is
@@ -41,27 +38,6 @@ def apply() -> list[str]:
         for line in lines:
             print(f"agentexecutor patch {line}", flush=True)
     return lines
-
-
-def expect(source: Any, *pieces: str) -> None:
-    """Raise `UserError` unless every piece stands in the source of `source`."""
-    text = inspect.getsource(source)
-    missing = [piece for piece in pieces if piece not in text]
-    if missing:
-        raise UserError(
-            f"ms-swift's {source.__qualname__} is not the one that was tested (no {missing[0]!r} in it); reinstall it from the lock."
-        )
-
-
-def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> str:
-    """Replace `owner.name` by `make(original)` once."""
-    original = getattr(owner, name)
-    if getattr(original, MARK, False):
-        return "already there"
-    ours = functools.wraps(original)(make(original)) if inspect.isfunction(original) else make(original)
-    setattr(ours, MARK, True)
-    setattr(owner, name, ours)
-    return "applied"
 
 
 def skip_base_sync() -> str:
@@ -264,19 +240,13 @@ def close_sandboxes() -> str:
     return replace(GRPOTrainer, "train", make)
 
 
-def _only_scored() -> str:
-    from training.scored import only_scored
-
-    return only_scored()
-
-
 PATCHES: Final[dict[str, Callable[[], str]]] = {
     "first base sync": skip_base_sync,
     "adapter tensors": own_adapter_tensors,
     "separator before a tool result": one_separator,
     "trained ids are the sampled ids": exact_tokens,
     "no dropout": no_dropout,
-    "not-scored rollouts": _only_scored,
+    "not-scored rollouts": only_scored,
     "trainer against sampler": watch_gap,
     "sandboxes end with the training": close_sandboxes,
 }

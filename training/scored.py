@@ -10,6 +10,8 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
+from training.patching import expect, replace
+
 EPSILON: Final = 1e-4
 """Added to a group's deviation, as in ms-swift and TRL."""
 
@@ -49,8 +51,6 @@ def group_advantages(rewards: Any, group: int, scale: str) -> Any:
 def only_scored() -> str:
     """Patch ms-swift's GRPO trainer accordingly; called by training/patches.py."""
     import swift.rlhf_trainers.grpo_trainer as module
-
-    from training.patches import expect, replace
 
     trainer = module.GRPOTrainer
     expect(trainer._compute_advantages, "compute_advantages(", "compute_reward_metrics(")

@@ -224,7 +224,7 @@ def test_every_patch_is_applied_once_only() -> None:
 
 def test_code_that_is_not_the_tested_one_is_refused() -> None:
     with pytest.raises(ValueError, match="reinstall it from the lock"):
-        patches.expect(agent_loop.run_multi_turn, "a line that is not there")
+        patching.expect(agent_loop.run_multi_turn, "a line that is not there")
 
 
 class Trainer:
