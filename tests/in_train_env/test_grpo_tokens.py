@@ -20,7 +20,7 @@ from swift.rollout import agent_loop
 from swift.template import Template
 
 from configs.load import load_profile
-from training import patches, rewards, scored
+from training import patches, patching, rewards, scored
 
 PROFILE = load_profile("smoke", environ={})
 
