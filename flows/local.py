@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import cast
 
+from agents.task import load_tasks, refuse_overlap
 from configs.files import exclusive
 from configs.manifest import Step, StepResult
 from configs.run import Layout, Run
@@ -19,6 +20,8 @@ def run_all(run: Run, *, deployed: bool = False) -> list[StepResult]:
     from tasks_lib.server import connected
 
     layout = Layout(run.profile)
+    # A broken task line is said now, and not after the server has started.
+    refuse_overlap(load_tasks(run.profile.collect.tasks), load_tasks(run.profile.evaluate.tasks))
     with ExitStack() as stack:
         stack.enter_context(exclusive(layout.lock, f"{layout.output} (its lock {layout.lock.name})"))
         run.progress("prefect", 0, 1, "starting the server")

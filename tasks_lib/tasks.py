@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from prefect.runtime import task_run
 from prefect.states import Completed
 from prefect.tasks import Task
 
+from configs.errors import UserError, WorkFailed
 from configs.manifest import Step, StepResult
 from configs.run import Layout, Run
 from tasks_lib import show
@@ -22,6 +24,17 @@ from tasks_lib.policy import RETRIES, RETRY_DELAYS_S, transient
 from tasks_lib.steps import entry, function
 from tasks_lib.submit import submit
 from tasks_lib.watch import watching
+
+
+def _one_sentence(record: logging.LogRecord) -> bool:
+    """Prefect logs every failure with its traceback; what we say in a sentence (where, why, how to fix it) needs none."""
+    if record.exc_info and isinstance(record.exc_info[1], UserError | WorkFailed):
+        record.exc_info = None
+    return True
+
+
+for _logger in ("prefect.flow_runs", "prefect.task_runs"):
+    logging.getLogger(_logger).addFilter(_one_sentence)
 
 
 def _name() -> str:

@@ -104,3 +104,16 @@ def test_collect_and_export_work_one_after_the_other(tmp_path: Path) -> None:
     assert len(rows.read_text().splitlines()) == 1
     again = cli("collect", "--tasks", "datasets/sample_tasks.jsonl", "--json", *common)
     assert json.loads(again.stdout)["reused"] is True
+
+
+def test_all_refuses_a_broken_task_line_at_once_and_without_a_traceback(tmp_path: Path) -> None:
+    broken = tmp_path / "tasks.jsonl"
+    broken.write_text('{"id": "a", "prompt": "x", "verifier": {"command": "true"}, "bogus": 1}\n')
+    profile = tmp_path / "mine.yaml"
+    text = (ROOT / "configs" / "profiles" / "smoke.yaml").read_text()
+    profile.write_text(text.replace("datasets/smoke/train.jsonl", str(broken)))
+    done = cli("all", "--profile", str(profile), "--data-dir", str(tmp_path / "d"), "--output-dir", str(tmp_path / "o"))
+    assert done.returncode == 2, done.stderr
+    assert f"{broken}, line 1: bogus" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "o" / ".prefect").exists()
