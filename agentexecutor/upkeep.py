@@ -118,7 +118,7 @@ def doctor(profile: ProfileName = None, as_json: Json = False) -> None:
     text = "\n".join(
         f"{'ok ' if line.ok else 'BAD'} {line.what}{'' if line.ok else ' — ' + line.fix}" for line in lines
     )
-    emit([line.model_dump() for line in lines], as_json, text)
+    emit({"checks": [line.model_dump() for line in lines]}, as_json, text)
     if not all(line.ok for line in lines):
         raise SystemExit(1)
 

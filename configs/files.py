@@ -67,9 +67,9 @@ def read_jsonl(path: Path) -> list[Any]:
             continue
         try:
             rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise UserError(
-                f"{path}, line {number}: not JSON ({error.msg}); the file is cut or damaged there."
+                f"{path}, line {number}: not JSON ({getattr(error, 'msg', 'nested too deeply')}); the file is cut or damaged there."
             ) from None
     return rows
 

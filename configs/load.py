@@ -114,7 +114,7 @@ def load_profile(
             _set(raw, "grpo.max_steps", None)
         if variable == "LLM_MODEL" and text not in ("scripted", "mock") and not environ.get("LLM_BASE_URL"):
             _set(raw, "teacher.base_url", raw["teacher"].get("base_url") or DEFAULT_LLM_BASE_URL)
-    if "VLLM_TP" not in environ and raw["hardware"]["gpus"] and "NPROC_PER_NODE" in environ:
+    if not environ.get("VLLM_TP") and raw["hardware"]["gpus"] and "NPROC_PER_NODE" in environ:
         _set(raw, "rollout.tensor_parallel", min(raw["rollout"].get("tensor_parallel", 1), raw["hardware"]["nproc"]))
     for key, value in (flags or {}).items():
         if value is not None:
@@ -168,7 +168,10 @@ def _validate(raw: dict[str, Any], file: Path, origin: Mapping[str, str] | None 
         for problem in error.errors():
             key = ".".join(str(part) for part in problem["loc"])
             source = (origin or {}).get(key, str(file))
-            value = "" if problem["type"] == "missing" or not key else f", got {problem['input']!r}"
+            hidden = (
+                problem["type"] in ("missing", "extra_forbidden") or not key
+            )  # what stands at a wrong key may be a secret
+            value = "" if hidden else f", got {problem['input']!r}"
             where = f"{source}: {key}: " if key else f"{source}: "
             sentences.append(f"{where}{_plain(problem['msg'], problem['type'])}{value}.")
         raise UserError("\n".join(sentences)) from None

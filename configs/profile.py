@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 class Section(BaseModel):
     """Frozen, strict about unknown keys, and silent about nothing."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
 
 class Model(Section):
@@ -52,7 +52,7 @@ class Hardware(Section):
     nproc: int = Field(ge=1, le=64)
     """Processes of torchrun on this node (NPROC_PER_NODE)."""
 
-    omp_threads: int = Field(default=1, ge=1)
+    omp_threads: int = Field(default=1, ge=1, le=1024)
     """OpenMP threads of each process (OMP_NUM_THREADS; empty or 0 becomes 1)."""
 
     deepspeed: Literal["none", "zero2", "zero3", "zero3_offload"] = "none"
@@ -85,10 +85,10 @@ class Sandboxes(Section):
 
 class Teacher(Section):
     agent: Literal["builtin", "codex"] = "builtin"
-    llm: str
+    llm: str = Field(pattern=r"^\S+$")
     """`scripted` (replays reference solutions), `mock`, or a litellm model name (LLM_MODEL)."""
 
-    base_url: str = ""
+    base_url: str = Field(default="", pattern=r"^(https?://\S+)?$")
     """OpenAI-compatible endpoint for `llm` (LLM_BASE_URL); empty is litellm's own for that provider."""
 
     temperature: float = Field(default=0.7, ge=0, le=2)
@@ -124,7 +124,7 @@ class Lora(Section):
 
 
 class Sft(Section):
-    epochs: float = Field(default=2, gt=0)
+    epochs: float = Field(default=2, gt=0, le=10_000)
     """Passes over the rows (EPOCHS)."""
 
     max_steps: int | None = Field(default=None, ge=1)
@@ -150,10 +150,10 @@ class Rollout(Section):
     gpu_memory_utilization: float = Field(default=0.25, gt=0, lt=1)
     """Share of each card for vLLM (VLLM_GPU_MEMORY_UTILIZATION). Not read on CPU."""
 
-    max_model_len: int = Field(default=2048, ge=64)
+    max_model_len: int = Field(default=2048, ge=64, le=10_000_000)
     """Tokens of prompt and answer in vLLM (VLLM_MAX_MODEL_LEN)."""
 
-    max_num_seqs: int = Field(default=2, ge=1)
+    max_num_seqs: int = Field(default=2, ge=1, le=100_000)
     """Sequences that vLLM decodes at once (VLLM_MAX_NUM_SEQS)."""
 
     sleep_level: Literal[0, 1] = 0
@@ -167,7 +167,7 @@ class Rollout(Section):
 
 
 class Grpo(Section):
-    epochs: float = Field(default=2, gt=0)
+    epochs: float = Field(default=2, gt=0, le=10_000)
     """Passes over the prompts (EPOCHS)."""
 
     max_steps: int | None = Field(default=None, ge=1)

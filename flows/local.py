@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import cast
 
-from agents.task import load_tasks, refuse_overlap
+from configs.errors import UserError
 from configs.files import exclusive
 from configs.manifest import Step, StepResult
 from configs.run import Layout, Run
@@ -17,11 +17,15 @@ def run_all(run: Run, *, deployed: bool = False) -> list[StepResult]:
     Holds the lock of `output/` and owns the server, which ends with us however we end; the one that PREFECT_API_URL names is used where it is set.
     Raises `UserError` when another run holds the folder, and whatever a step raises.
     """
+    from tasks_lib.doctor import sandbox_problem
+    from tasks_lib.parameters import check_splits
     from tasks_lib.server import connected
 
     layout = Layout(run.profile)
-    # A broken task line is said now, and not after the server has started.
-    refuse_overlap(load_tasks(run.profile.collect.tasks), load_tasks(run.profile.evaluate.tasks))
+    # What would fail anyway is said now, and not after the server has started.
+    check_splits(run.profile)
+    if problem := sandbox_problem(run.profile):
+        raise UserError(problem)
     with ExitStack() as stack:
         stack.enter_context(exclusive(layout.lock, f"{layout.output} (its lock {layout.lock.name})"))
         run.progress("prefect", 0, 1, "starting the server")

@@ -8,7 +8,7 @@ from prefect import flow
 
 from configs.manifest import Step, StepResult
 from configs.run import Layout
-from tasks_lib.parameters import Overrides, opened, run_name
+from tasks_lib.parameters import Overrides, check_splits, opened, run_name
 from tasks_lib.show import publish_all
 from tasks_lib.tasks import Steps
 
@@ -31,6 +31,7 @@ def pipeline(
         joined: folder of a run under way to belong to, whose profile is taken as it stands.
     """
     with opened(profile, overrides, joined, force, teacher=True, sandboxes=True) as run:
+        check_splits(run.profile)
         step, p, layout = Steps(run, deployed), run.profile, Layout(run.profile)
 
         collected = step.collect(p.collect.tasks)

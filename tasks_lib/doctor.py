@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import os
 import shutil
@@ -54,7 +55,7 @@ def _environments(profile: Profile) -> Iterator[Line]:
     yield Line(
         what=f"train environment: {text or 'empty'}",
         ok=not lacking,
-        fix=f"lacks {', '.join(lacking)}: python3 scripts/setup_env.py --with-vllm",
+        fix=f"lacks {', '.join(lacking)}: python3 scripts/setup_env.py --with-vllm" if lacking else "",
     )
 
 
@@ -71,32 +72,28 @@ def _model(profile: Profile) -> Iterator[Line]:
 
 def _sandboxes(profile: Profile) -> Iterator[Line]:
     if profile.sandboxes.backend == "local":
-        from sandboxes import make_for
-        from sandboxes.base import SandboxError
-
-        fix = ""
-        try:
-            _try_sandbox(make_for(profile.sandboxes))
-        except SandboxError as error:
-            fix = str(error)
+        fix = sandbox_problem(profile)
         yield Line(what="local sandbox starts and runs a command", ok=not fix, fix=fix)
 
 
-def _try_sandbox(backend: object) -> None:
-    import asyncio
-
-    from sandboxes.base import Backend
-
-    assert isinstance(backend, Backend)
+def sandbox_problem(profile: Profile) -> str:
+    """Why a local sandbox cannot run on this machine, with the fix; empty when it can, and for other backends."""
+    if profile.sandboxes.backend != "local":
+        return ""
+    from sandboxes import SandboxError, make_for
 
     async def once() -> None:
-        box = await backend.create(run_id="doctor", lifetime_s=60)
+        box = await make_for(profile.sandboxes).create(run_id="doctor", lifetime_s=60)
         try:
             await box.run("true", timeout_s=20)
         finally:
             await box.kill()
 
-    asyncio.run(once())
+    try:
+        asyncio.run(once())
+    except SandboxError as error:
+        return str(error)
+    return ""
 
 
 def _keys(profile: Profile) -> Iterator[Line]:

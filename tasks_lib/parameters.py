@@ -11,9 +11,11 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from agents.task import load_tasks, refuse_overlap
 from configs.files import exclusive
 from configs.load import load_profile, require_keys
 from configs.manifest import Step
+from configs.profile import Profile
 from configs.run import Layout, Progress, Run, new_run
 
 KEYS: Final[dict[str, str]] = {
@@ -101,6 +103,11 @@ def opened(
     layout = Layout(chosen)
     with exclusive(layout.lock, f"{layout.output} (its lock {layout.lock.name})"):
         yield new_run(chosen, report=listener.get(), force=forced)
+
+
+def check_splits(profile: Profile) -> None:
+    """Refuse broken task files and a held-out task that is also a training task, before anything is paid for. Raises `UserError`."""
+    refuse_overlap(load_tasks(profile.collect.tasks), load_tasks(profile.evaluate.tasks))
 
 
 def run_name() -> str:

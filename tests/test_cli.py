@@ -117,3 +117,44 @@ def test_all_refuses_a_broken_task_line_at_once_and_without_a_traceback(tmp_path
     assert f"{broken}, line 1: bogus" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "o" / ".prefect").exists()
+
+
+@pytest.mark.parametrize("words", [("all",), ("rl-prepare",)])
+def test_a_held_out_task_that_is_also_in_train_is_refused_before_anything_is_paid_for(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    both = tmp_path / "tasks.jsonl"
+    datasets = ROOT / "datasets" / "smoke"
+    both.write_text((datasets / "train.jsonl").read_text() + (datasets / "heldout.jsonl").read_text().splitlines()[0])
+    profile = tmp_path / "mine.yaml"
+    text = (ROOT / "configs" / "profiles" / "smoke.yaml").read_text()
+    profile.write_text(text.replace("datasets/smoke/train.jsonl", str(both)))
+    done = cli(
+        *words, "--profile", str(profile), "--data-dir", str(tmp_path / "d"), "--output-dir", str(tmp_path / "o")
+    )
+    assert done.returncode == 2, done.stderr
+    assert "is also in the training split" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_all_without_bubblewrap_says_so_before_it_starts_a_server(tmp_path: Path) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "bwrap").write_text("#!/bin/sh\nexit 1\n")
+    (tools / "bwrap").chmod(0o755)
+    words = ("all", "--profile", "smoke", "--data-dir", str(tmp_path / "d"), "--output-dir", str(tmp_path / "o"))
+    done = cli(*words, env={"PATH": f"{tools}:{os.environ['PATH']}"})
+    assert done.returncode == 2, done.stderr
+    assert "bubblewrap" in done.stderr.lower()
+    assert not (tmp_path / "o" / ".prefect").exists()
+
+
+def test_a_file_where_a_folder_is_expected_is_one_sentence_also_as_json(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    done = cli(
+        "collect", "--profile", "smoke", "--data-dir", str(blocked), "--output-dir", str(tmp_path / "o"), "--json"
+    )
+    assert done.returncode == 1, done.stderr
+    assert str(blocked) in json.loads(done.stdout)["error"]
+    assert "Traceback" not in done.stderr

@@ -63,6 +63,10 @@ def test_epochs_in_the_environment_replace_the_profiles_steps() -> None:
         ({}, {"grpo.num_generations": 3}, ["multiple of num_generations 3"]),
         ({"VLLM_TP": "3", "NPROC_PER_NODE": "4"}, {}, ["VLLM_TP", "must divide"]),
         ({}, {"rollout.sleep_level": 2}, ["rollout.sleep_level"]),
+        ({"EPOCHS": "inf"}, {}, ["EPOCHS=inf", "sft.epochs", "finite"]),
+        ({"OMP_NUM_THREADS": "9" * 20}, {}, ["hardware.omp_threads", "1024"]),
+        ({"LLM_BASE_URL": "nonsense"}, {}, ["LLM_BASE_URL=nonsense", "teacher.base_url"]),
+        ({"LLM_MODEL": " "}, {}, ["LLM_MODEL= ", "teacher.llm"]),
     ],
 )
 def test_a_bad_value_is_refused_in_one_sentence(
@@ -113,3 +117,16 @@ def test_the_llm_model_of_the_environment_brings_its_default_address() -> None:
         load_profile("laptop", environ={"LLM_MODEL": "m", "LLM_BASE_URL": "http://localhost:1/v1"}).teacher.base_url
         == "http://localhost:1/v1"
     )
+
+
+def test_what_stands_at_an_unknown_key_is_not_printed(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text((PROFILES / "laptop.yaml").read_text().replace("teacher:", "teacher:\n  api_key: marked-secret"))
+    with pytest.raises(UserError, match=r"teacher\.api_key") as refusal:
+        load_profile(file, environ={})
+    assert "marked-secret" not in str(refusal.value)
+
+
+def test_an_empty_tensor_parallel_counts_as_unset() -> None:
+    p = load_profile("qwen3.8-27b-4gpu", environ={"VLLM_TP": "", "NPROC_PER_NODE": "2"})
+    assert p.rollout.tensor_parallel == 2

@@ -23,7 +23,11 @@ def clean(profile: Profile, *, keep: int, dry_run: bool) -> list[Path]:
         return []
     gone: list[Path] = []
     for parent in sorted(
-        {path.parent for path in layout.output.rglob("v*-*") if path.is_dir() and VERSION.match(path.name)}
+        {
+            path.parent
+            for path in (*layout.output.glob("*/v*-*"), *layout.output.glob("*/*/v*-*"))
+            if path.is_dir() and VERSION.match(path.name)
+        }
     ):
         versions = sorted((p for p in parent.iterdir() if VERSION.match(p.name)), key=_number)
         gone += versions[: max(0, len(versions) - keep)]

@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from configs.errors import WorkFailed
+from configs.errors import UserError, WorkFailed
 from configs.files import read_jsonl, write_json, write_jsonl
 from configs.run import Run
 from training.environment import environment
@@ -37,8 +37,11 @@ def check(
     """Write the usable rows of `rows` to `out` and return the report.
 
     `limit` is in tokens: of a whole row for sft, of the prompt for rl. `against` are rows of the other kind, whose prompts must be the same for the
-    same task. Raises `WorkFailed` when no row is left or prompts differ.
+    same task. Raises `UserError` for a file that holds no rows, `WorkFailed` when no row is left or prompts differ.
     """
+    given = read_jsonl(rows)  # here, and not only in the child: a damaged file is the user's, and said at once
+    if not given or not all(isinstance(row, dict) and "messages" in row for row in given):
+        raise UserError(f"{rows}: holds no rows with `messages`; agentexecutor export writes them.")
     model = run.profile.model
     flags = ["--kind", kind, "--rows", str(rows), "--out", str(out), "--report", str(report), "--limit", str(limit)]
     flags += ["--model", str(run.profile.model_path), "--model_type", model.model_type, "--template", model.template]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from agents.task import Task, load_tasks
+from agents.task import Task, load_tasks, refuse_overlap
 from agents.tools import schemas
 from configs.errors import UserError, WorkFailed
 from configs.files import digest_file, digest_json, read_jsonl, write_json, write_jsonl
@@ -56,6 +56,8 @@ def prepare(run: Run, tasks: Path, out: Path) -> StepResult:
 
     def make() -> tuple[Path, dict[str, Path], dict[str, Any]]:
         accepted = load_tasks(tasks)
+        if profile.evaluate.tasks.is_file():
+            refuse_overlap(accepted, load_tasks(profile.evaluate.tasks))
         run.progress("rl-prepare", 0, len(accepted), "checking the prompts with the tokenizer")
         everything = out.with_name("prompts.jsonl")
         write_jsonl(everything, prompt_rows(profile, accepted))

@@ -13,6 +13,7 @@ from typing import Final
 
 from pydantic import BaseModel
 
+from configs.errors import UserError
 from configs.profile import Profile
 
 GIB: Final = 1024**3
@@ -57,19 +58,22 @@ def lora_parameters(profile: Profile) -> int:
     file = profile.model_path / "config.json"
     if not file.is_file():
         return 0
-    config = json.loads(file.read_text())
-    c = config.get("text_config", config)
-    hidden, inner = c["hidden_size"], c["intermediate_size"]
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        c = config.get("text_config", config)
+        hidden, inner, layers = c["hidden_size"], c["intermediate_size"], c["num_hidden_layers"]
+    except (ValueError, KeyError, AttributeError) as error:
+        raise UserError(
+            f"{file}: is not a decoder's configuration ({error}); bring the model again: python scripts/download_model.py"
+        ) from None
     head = c.get("head_dim") or hidden // c["num_attention_heads"]
     query, key = head * c["num_attention_heads"], head * c.get("num_key_value_heads", c["num_attention_heads"])
     attention = (hidden + query) + 2 * (hidden + key) + (query + hidden)
-    return int(profile.lora.rank * c["num_hidden_layers"] * (attention + 3 * (hidden + inner)))
+    return int(profile.lora.rank * layers * (attention + 3 * (hidden + inner)))
 
 
 def plan(profile: Profile, memory_gb: float) -> Budget:
     """The budget of one card (or of the machine, on CPU) with `memory_gb` GB of memory."""
-    from configs.errors import UserError
-
     try:
         count = parameters(profile)
     except KeyError:
