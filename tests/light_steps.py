@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
+from agents.task import Task, Verifier
 from configs.errors import UserError, WorkFailed
 from configs.files import digest_file, digest_json, write_atomic, write_json
 from configs.manifest import Step, StepResult, run_step
@@ -32,6 +33,11 @@ def _table() -> dict[Step, Entry]:
 
 TABLE = _table()
 """Goes into `tasks_lib.steps.using`."""
+
+
+def task_line(name: str) -> str:
+    """A file of one task: the pipeline reads its task files before anything else."""
+    return Task(id=name, prompt=f"do {name}", verifier=Verifier(command="true")).model_dump_json() + "\n"
 
 
 def collect(run: Run, tasks: Path) -> StepResult:

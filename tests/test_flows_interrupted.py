@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow  # 30–60 s each: every `all` starts a Prefect se
 
 SCRIPT = """
 import sys
+
 sys.path[:0] = [{tests!r}, {root!r}]
 import light_steps
 from agentexecutor.console import end_on_sigterm
@@ -53,8 +54,8 @@ def _alive(pid: int) -> bool:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    write_atomic(tmp_path / "train.jsonl", "train\n")
-    write_atomic(tmp_path / "heldout.jsonl", "heldout\n")
+    write_atomic(tmp_path / "train.jsonl", light_steps.task_line("train"))
+    write_atomic(tmp_path / "heldout.jsonl", light_steps.task_line("heldout"))
     flags = {"collect.tasks": "train.jsonl", "evaluate.tasks": "heldout.jsonl"} | {
         f"paths.{n}": n for n in ("data", "models", "output", "demo")
     }

@@ -36,8 +36,8 @@ class House:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        write_atomic(folder / "train.jsonl", "train\n")
-        write_atomic(folder / "heldout.jsonl", "heldout\n")
+        write_atomic(folder / "train.jsonl", light_steps.task_line("train"))
+        write_atomic(folder / "heldout.jsonl", light_steps.task_line("heldout"))
         flags = {"collect.tasks": "train.jsonl", "evaluate.tasks": "heldout.jsonl"} | {
             f"paths.{n}": n for n in ("data", "models", "output", "demo")
         }
@@ -141,7 +141,7 @@ def test_a_byte_changed_in_an_output_makes_its_step_run_again(house: House) -> N
 
 def test_other_training_tasks_make_everything_after_them_run_again(house: House) -> None:
     house.run()
-    write_atomic(house.folder / "train.jsonl", "other\n")
+    write_atomic(house.folder / "train.jsonl", light_steps.task_line("other"))
     house.run()
     assert house.made() == STEPS
 
