@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import httpx
+import light_steps
 import pytest
 
 from configs.files import write_atomic
