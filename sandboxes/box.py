@@ -22,8 +22,11 @@ ANSWER_S: Final = 15.0
 END_S: Final = 2.0
 """How long a box may take to end by itself before it is killed."""
 
-SOURCES: Final = ("frames", "boxfs", "command", "supervisor")
+SOURCES: Final = ("frames", "boxfs", "census", "command", "supervisor")
 """The modules of this package that run inside the box."""
+
+OVERHEAD: Final = 256 << 20
+"""How many bytes one answer may take beyond the workspace's size twice: tar headers, or the output of a flooding command."""
 
 
 def _memory_file(name: str, content: bytes) -> int:
@@ -44,9 +47,12 @@ def _box_files() -> dict[str, bytes]:
 class Box:
     """One bubblewrap with its supervisor. `gone` holds the reason once it has ended."""
 
-    def __init__(self, process: subprocess.Popen[bytes], link: socket.socket, stderr: IO[bytes]) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], link: socket.socket, stderr: IO[bytes], *, answer_bytes: int
+    ) -> None:
         self.process, self.link, self.stderr = process, link, stderr
         self.gone: str | None = None
+        self._inbox = frames.Inbox(answer_bytes)
         self.exited = asyncio.get_running_loop().create_future()
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[tuple[dict[str, Any], bytes]]] = {
@@ -81,7 +87,7 @@ class Box:
             for handle in handles.values():
                 os.close(handle)
         ours.setblocking(False)
-        box = cls(process, ours, stderr)
+        box = cls(process, ours, stderr, answer_bytes=2 * sizes[WORKSPACE] + OVERHEAD)
         try:
             await box._ready
         except SandboxGone:
@@ -100,16 +106,20 @@ class Box:
             self.exited.set_result(None)
 
     async def _read(self) -> None:
-        loop, inbox, reason = asyncio.get_running_loop(), frames.Inbox(), "it died"
+        loop, reason = asyncio.get_running_loop(), "it died"
         try:
             while data := await loop.sock_recv(self.link, 1 << 20):
-                for header, payload in inbox.feed(data):
+                for raw, payload in self._inbox.feed(data):
+                    header = frames.check(raw)
                     if "gone" in header:
                         reason = header["gone"]
                     elif (future := self._waiting.pop(header["id"], None)) and not future.done():
                         future.set_result((header, payload))
         except OSError as error:
             reason = f"its connection broke ({error.strerror})"
+        except (ValueError, RecursionError) as error:  # nothing that follows can be trusted either
+            reason = f"it sent what is no answer ({error})"
+            self.kill_now()
         finally:
             self._lost(reason)
 
@@ -148,6 +158,10 @@ class Box:
             raise SandboxError(f"The local sandbox could not do `{operation}`: {answer['failed']}.")
         if "refused" in answer:
             raise FileNotFoundError(answer["refused"]) if answer["missing"] else FileRefused(answer["refused"])
+        if missing := frames.NEEDED.get(operation, frozenset()) - answer.keys():
+            self._lost(f"it sent what is no answer (no `{min(missing)}`)")
+            await asyncio.shield(self.end())
+            raise SandboxGone(f"The local sandbox is gone: {self.gone}.")
         return answer, body
 
     async def _send(self, frame: bytes) -> None:

@@ -1,9 +1,13 @@
-"""One command in a local sandbox, and what everything in the box uses. Part of the supervisor; standard library only."""
+"""One command in a local sandbox. Part of the supervisor; standard library only."""
 
 from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
+
+SCRIPT_BYTES = 128 * 1024 - 1
+"""Longest command: the kernel's limit for one argument."""
 
 
 class Stream:
@@ -34,18 +38,18 @@ class Command:
         self.note = ""
 
 
-def census() -> tuple[int, int, dict[int, int]]:
-    """Memory in bytes, threads, and the session of each process, over everything in the box but the supervisor."""
-    memory, threads, sessions = 0, 0, {}
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or name == "1":
-            continue
-        try:
-            with open(f"/proc/{name}/status", "rb") as file:
-                lines = dict(line.split(b":", 1) for line in file.read().splitlines() if b":" in line)
-        except OSError:
-            continue  # it ended meanwhile
-        memory += sum(int(lines[key].split()[0]) for key in (b"RssAnon", b"RssShmem") if key in lines) * 1024
-        threads += int(lines.get(b"Threads", b"1"))
-        sessions[int(name)] = int(lines.get(b"NSsid", b"0").split()[-1])
-    return memory, threads, sessions
+def refusal(script: bytes) -> str | None:
+    """Why no shell can take `script`, if so."""
+    if b"\0" in script:
+        return "holds a NUL byte"
+    return (
+        f"is longer than {SCRIPT_BYTES} bytes; write it to a file and run that" if len(script) > SCRIPT_BYTES else None
+    )
+
+
+def close_handles(*, but: int) -> None:
+    """Close every descriptor of this process but one and the three that a command gets."""
+    for handle in map(int, os.listdir("/proc/self/fd")):
+        if handle > 2 and handle != but:
+            with suppress(OSError):  # the listing's own is closed already
+                os.close(handle)

@@ -2,7 +2,9 @@
 
 Contained: files (only /usr and a synthetic /etc, read-only; workspace and /tmp in memory with a kernel-enforced size), processes (own namespace,
 count limit), memory (watched over the whole box), network (own empty namespace), time (lifetime, parent death), output (kept up to a limit).
-Not counted: memory that no process maps (memfd, detached System V segments); there the kernel's out-of-memory killer takes the box first.
+Memory counts what processes map, memory files that they hold open, and System V objects. Not counted: what only the kernel holds (socket and pipe
+buffers, memory files in flight through a socket, shared pages that were written and are no longer mapped or open); there the kernel's out-of-memory
+killer takes the box first.
 """
 
 from __future__ import annotations

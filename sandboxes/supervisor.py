@@ -6,7 +6,6 @@ it. It dies when the socket closes, at the end of the lifetime, or with bubblewr
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import selectors
@@ -19,10 +18,14 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from sandboxes import boxfs, frames
-from sandboxes.command import Command, Stream, census
+from sandboxes.census import census, remove_sysv, set_dumpable
+from sandboxes.command import Command, Stream, close_handles, refusal
 
 TICK_S = 0.05
-"""Between two looks at the box's memory, processes and files while any process runs."""
+"""Between two looks at the box's memory, processes and files while any process runs; more where a look is long (`LOOK_SHARE`)."""
+
+LOOK_SHARE = 5
+"""A look takes at most one in so many parts of the time, however many descriptors the box opens."""
 
 LINGER_S = 0.2
 """How long output is still collected after the shell has exited while a background child holds the pipe."""
@@ -36,9 +39,6 @@ FLOOD_BYTES = 64 * 1024 * 1024
 MAX_INODES = 100_000
 """Most files in the writable trees together; an empty file costs kernel memory that no size limit sees."""
 
-SCRIPT_BYTES = 128 * 1024 - 1
-"""Longest command: the kernel's limit for one argument."""
-
 
 class Supervisor:
     def __init__(self, link: socket.socket, options: dict[str, Any]) -> None:
@@ -47,7 +47,7 @@ class Supervisor:
         self.inbox, self.outbox = frames.Inbox(), bytearray()
         self.commands: dict[int, Command] = {}
         self.selector = selectors.DefaultSelector()
-        self.alive, self.looked, self.crowded, self.strikes, self.inodes = False, 0.0, 0, 0, 0
+        self.alive, self.look_at, self.crowded, self.strikes, self.inodes = False, 0.0, 0, 0, 0
         self.quieting: int | None = None
         self.quiet_deadline = 0.0
         wake_read, wake_write = os.pipe()
@@ -117,25 +117,20 @@ class Supervisor:
 
     def run(self, ident: int, header: dict[str, Any], _: bytes) -> None:
         script = header["command"].encode("utf-8", "surrogateescape")
-        if len(script) > SCRIPT_BYTES or b"\0" in script:
-            why = (
-                "holds a NUL byte"
-                if b"\0" in script
-                else f"is longer than {SCRIPT_BYTES} bytes; write it to a file and run that"
-            )
-            self.reply(
-                ident,
-                {"exit_code": 126, "seconds": 0.0, "timed_out": False, "dropped": 0, "split": 0},
-                f"the command {why}\n".encode(),
-            )
+        if why := refusal(script):
+            answer = {"exit_code": 126, "seconds": 0.0, "timed_out": False, "dropped": 0, "split": 0}
+            self.reply(ident, answer, f"the command {why}\n".encode())
             return
-        if self.alive and census()[1] >= self.options["processes"] - 1:
+        if self.alive and census(self.options["memory_bytes"]).threads >= self.options["processes"] - 1:
             self.kill_all("")  # an earlier command filled the process table; nothing could start beside it
         self.inodes = self.names()
-        pipes = [os.pipe(), os.pipe()]
+        pipes, (closed, closing) = [os.pipe(), os.pipe()], os.pipe()
         pid = os.fork()
         if pid == 0:
-            self.become(script, [write for _, write in pipes], header)
+            self.become(script, [*(write for _, write in pipes), closing], header)
+        os.close(closing)
+        os.read(closed, 1)  # until the child has closed what is ours: from then on a look can see what it holds
+        os.close(closed)
         streams: list[Stream] = []
         command = Command(ident, pid, streams, header["timeout_s"])
         for read, write in pipes:
@@ -155,6 +150,9 @@ class Supervisor:
             os.dup2(outputs[0], 1)
             os.dup2(outputs[1], 2)
             signal.set_wakeup_fd(-1)
+            close_handles(but=outputs[2])  # above all the link: whoever writes to it answers in our name
+            set_dumpable(True)  # only now is there nothing to take from this process
+            os.close(outputs[2])
             for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(number, signal.SIG_DFL)
             os.chdir(os.path.join(self.options["workspace"], header["cwd"]))
@@ -213,7 +211,12 @@ class Supervisor:
         return sum(tree.f_files - tree.f_ffree for tree in map(os.statvfs, self.options["writable"]))
 
     def kill_session(self, leader: int) -> None:
-        self.kill([leader, *(pid for pid, session in census()[2].items() if session == leader)])
+        self.kill(
+            [
+                leader,
+                *(pid for pid, session in census(self.options["memory_bytes"]).sessions.items() if session == leader),
+            ]
+        )
 
     def kill(self, pids: Iterable[int]) -> None:
         for pid in pids:
@@ -233,10 +236,13 @@ class Supervisor:
 
     def look(self, now: float) -> None:
         """Enforce what no rlimit can: the memory, the threads and the number of files of the whole box."""
-        if not self.alive or now - self.looked < TICK_S:
+        if not self.alive or now < self.look_at:
             return
-        self.looked = now
-        memory, threads, sessions = census()
+        memory, threads, sessions, hidden = census(self.options["memory_bytes"])
+        self.look_at = now + max(TICK_S, LOOK_SHARE * (time.monotonic() - now))
+        if hidden:
+            self.kill(hidden)
+            self.remark("a process hid what it holds (PR_SET_DUMPABLE) and was killed")
         self.crowded = self.crowded + 1 if threads >= self.options["processes"] - 1 else 0
         names = self.names()
         grew, self.inodes = names > self.inodes, names
@@ -255,11 +261,15 @@ class Supervisor:
         running = {pid for pid, command in self.commands.items() if not command.replied}
         background = [pid for pid, session in sessions.items() if session not in running]
         self.strikes += 1
-        if background and self.strikes <= 3:  # what an earlier command left goes first: the running one may be innocent
-            self.kill(background)
-            self.remark(f"{broken} reached: the processes in the background were killed")
+        # what an earlier command left goes first: the running one may be innocent
+        self.kill(background if self.strikes <= 3 else ())
+        if self.strikes <= 3 and (remove_sysv(attached=False) or background):
+            self.remark(
+                f"{broken} reached: what ran in the background was killed, and System V objects left were removed"
+            )
         else:
             self.kill_all(f"{broken} reached: every process was killed")
+            remove_sysv(attached=True)
 
     def remark(self, note: str) -> None:
         for command in self.commands.values():
@@ -284,7 +294,7 @@ class Supervisor:
             if command.replied and drained and command.status is not None:
                 del self.commands[pid]
         if self.quieting is not None and (not self.alive or now >= self.quiet_deadline):
-            self.reply(self.quieting, {"left": census()[1]} if self.alive else {})
+            self.reply(self.quieting, {"left": census(self.options["memory_bytes"]).threads} if self.alive else {})
             self.quieting = None
 
     def serve(self) -> NoReturn:
@@ -300,11 +310,11 @@ def main() -> NoReturn:
     """Entry in the box: `argv[1]` is the socket's descriptor, `argv[2]` the options as JSON."""
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # when the machine itself runs out, the box goes first
-    ctypes.CDLL(None).prctl(
-        4, 0, 0, 0, 0
-    )  # PR_SET_DUMPABLE: code of the same uid may neither trace PID 1 nor read its /proc
+    set_dumpable(False)  # code of the same uid may neither trace PID 1, nor read its /proc, nor take its descriptors
+    link = int(sys.argv[1])
+    os.set_inheritable(link, False)
     signal.signal(
         signal.SIGINT, signal.SIG_DFL
     )  # the kernel shields PID 1 from signals it has no handler for, so have none
     sys.setrecursionlimit(20_000)  # PATH_MAX allows trees of 2,000 levels, and shutil walks them by recursion
-    Supervisor(socket.socket(fileno=int(sys.argv[1])), frames.loads(sys.argv[2])).serve()
+    Supervisor(socket.socket(fileno=link), frames.loads(sys.argv[2])).serve()
