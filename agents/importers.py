@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +13,10 @@ from pydantic import ValidationError
 
 from agents.task import Task, ToolCall, Verifier, load_tasks
 from configs.errors import UserError
-from configs.files import digest_json, read_jsonl
+from configs.files import read_jsonl
+
+ISOLATED: Final = Path(__file__).with_name("isolated.py")
+"""Runs the checks and the agent's code in two processes; its text goes into every imported task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,23 +28,40 @@ class Fields:
     solution: str
     needs: tuple[str, ...]
     """Fields that every record must have."""
-    checks: Callable[[Mapping[str, Any]], str]
-    """The hidden test script of a record."""
+    checks: Callable[[Mapping[str, Any]], list[str]]
+    """The hidden tests of a record, each a script."""
     code: Callable[[Mapping[str, Any]], str]
     """The whole text of the solution's file."""
+    graded: Callable[[Mapping[str, Any]], list[str]]
+    """The names that the tests take from the agent's code; every other one is the reference's own."""
     asks: str
     """The prompt, from the record's own text."""
 
 
-def _humaneval_checks(row: Mapping[str, Any]) -> str:
-    return f"from solution import *\nfrom solution import {row['entry_point']}\n{row['test']}\ncheck({row['entry_point']})\n"
-
-
-def _mbpp_checks(row: Mapping[str, Any]) -> str:
+def _mbpp_checks(row: Mapping[str, Any]) -> list[str]:
     tests = row["test_list"]
     if not isinstance(tests, list) or not tests:
         raise ValueError("test_list must be a list of assertions")
-    return "\n".join(["from solution import *", str(row.get("test_setup_code") or ""), *map(str, tests)]) + "\n"
+    return [str(row.get("test_setup_code") or ""), *map(str, tests)]
+
+
+def _mbpp_graded(row: Mapping[str, Any]) -> list[str]:
+    """What the reference defines and the tests name."""
+    try:
+        defined = [
+            node.name
+            for node in ast.parse(str(row["code"])).body
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        ]
+        used = {
+            node.id for test in _mbpp_checks(row) for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Name)
+        }
+    except SyntaxError as error:
+        raise ValueError(f"code or test_list is not Python ({error.msg})") from None
+    graded = [name for name in defined if name in used]
+    if not graded:
+        raise ValueError("test_list names nothing that code defines")
+    return graded
 
 
 FORMATS: Final[dict[str, Fields]] = {
@@ -49,8 +70,9 @@ FORMATS: Final[dict[str, Fields]] = {
         prompt="prompt",
         solution="canonical_solution",
         needs=("task_id", "prompt", "canonical_solution", "test", "entry_point"),
-        checks=_humaneval_checks,
+        checks=lambda row: [f"{row['test']}\ncheck({row['entry_point']})\n"],
         code=lambda row: f"{row['prompt']}{row['canonical_solution']}",
+        graded=lambda row: [str(row["entry_point"])],
         asks="Write solution.py that completes this code:\n\n{0}",
     ),
     "mbpp": Fields(
@@ -60,6 +82,7 @@ FORMATS: Final[dict[str, Fields]] = {
         needs=("task_id", "text", "code", "test_list"),
         checks=_mbpp_checks,
         code=lambda row: f"{row['code']}\n",
+        graded=_mbpp_graded,
         asks="{0} Write it into solution.py.",
     ),
 }
@@ -97,16 +120,15 @@ def _task(form: str, fields: Fields, row: Mapping[str, Any]) -> Task:
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", str(row[fields.id])).strip("-")
     if form not in name.lower():
         name = f"{form}-{name}"
-    checks = fields.checks(row)
-    # Printed only when every assertion before it has run: code that exits early proves nothing. Nobody can know it without the checks.
-    ended = digest_json(checks)[:16]
+    given = {"reference": fields.code(row), "names": fields.graded(row), "tests": fields.checks(row)}
+    checks = f"source = {ISOLATED.read_text(encoding='utf-8')!r}\nexec(source)\njudge(source, __file__, **{given!r})\n"
     return Task(
         id=name,
         family=form,
         prompt=fields.asks.format(str(row[fields.prompt]).strip("\n")),
         verifier=Verifier(
-            command=f'test "$(python3 hidden_checks.py | tail -n 1)" = {ended}',
-            files={"hidden_checks.py": f"{checks}print({ended!r})\n"},
+            command="exec python3 -I hidden_checks.py",  # no shell is left above it that graded code could reach
+            files={"hidden_checks.py": checks},
         ),
         solution=[ToolCall(name="write_file", arguments={"path": "solution.py", "content": fields.code(row)})],
     )

@@ -5,11 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from agents.paths import check_command, check_files, check_path, clash, within
 from configs.errors import UserError
+
+Paths = Annotated[dict[str, str], AfterValidator(check_files)]
+"""Workspace-relative path → text."""
+
+Command = Annotated[str, Field(min_length=1), AfterValidator(check_command)]
 
 
 class Strict(BaseModel):
@@ -40,9 +46,9 @@ class Limits(Strict):
 class Verifier(Strict):
     """Hidden checks: `files` are put into the grading sandbox after the agent's own, then `command` runs; exit 0 passes."""
 
-    command: str = Field(min_length=1)
-    files: dict[str, str] = Field(default_factory=dict)
-    """Workspace-relative path → text. These overwrite whatever the agent left there."""
+    command: Command
+    files: Paths = Field(default_factory=dict)
+    """These overwrite whatever the agent left there."""
 
     timeout_s: float = Field(default=30.0, gt=0, le=3600)
 
@@ -51,13 +57,13 @@ class Task(Strict):
     id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
     family: str = "general"
     prompt: str = Field(min_length=1)
-    files: dict[str, str] = Field(default_factory=dict)
-    """What the workspace holds at the start: workspace-relative path → text."""
+    files: Paths = Field(default_factory=dict)
+    """What the workspace holds at the start."""
 
-    setup: list[str] = Field(default_factory=list)
+    setup: list[Command] = Field(default_factory=list)
     """Commands run in the fresh sandbox before the agent starts; each must exit 0."""
 
-    protected: list[str] = Field(default_factory=list)
+    protected: list[Annotated[str, AfterValidator(check_path)]] = Field(default_factory=list)
     """Paths of `files` that are restored before grading: edits to them do not count."""
 
     limits: Limits = Limits()
@@ -67,6 +73,15 @@ class Task(Strict):
 
     final_answer: str = "Done."
     """What the reference solution says at the end."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        for path in self.protected:
+            if not any(within(name, path) for name in self.files):
+                raise ValueError(f"the protected path {path!r} is not among its files, so it cannot be restored")
+        if both := clash({*self.files, *self.verifier.files}):
+            raise ValueError(f"{both!r} is both a file and a folder in its files and its verifier's files")
+        return self
 
     @property
     def digest(self) -> str:
@@ -81,7 +96,7 @@ Split = Literal["train", "validation", "heldout"]
 def load_tasks(path: Path) -> list[Task]:
     """Read a JSONL file of tasks. Raises `UserError` naming file, line and key for anything that is not a task, and for a repeated id."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such task file; name one with --tasks.") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -97,7 +112,8 @@ def load_tasks(path: Path) -> list[Task]:
         except ValidationError as error:
             first = error.errors()[0]
             key = ".".join(str(part) for part in first["loc"]) or "the line"
-            raise UserError(f"{where}: {key}: {first['msg']}. Fix or delete the line; nothing has been run.") from None
+            said = first["msg"].removeprefix("Value error, ")
+            raise UserError(f"{where}: {key}: {said}. Fix or delete the line; nothing has been run.") from None
         if task.id in seen:
             raise UserError(
                 f"{where}: the id {task.id!r} is already used in line {seen[task.id]}; give each task its own."

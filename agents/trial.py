@@ -31,6 +31,14 @@ def run_prompt(profile: Profile, prompt: str) -> tuple[Trajectory, dict[str, str
         raise UserError(
             "the scripted teacher replays reference solutions, and a prompt has none: use --llm mock, or name a model (LLM_MODEL)."
         )
+    if not prompt.strip():
+        raise UserError("the prompt is empty: say what the agent shall do.")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            "the prompt is not valid UTF-8 text: give it in the encoding of your terminal, which must be UTF-8."
+        ) from None
     name = "prompt-" + hashlib.sha256(prompt.encode()).hexdigest()[:8]
     task = Task(id=name, prompt=prompt, verifier=Verifier(command="true"))  # never graded
     return asyncio.run(_run(profile, task, make_llm(profile)))

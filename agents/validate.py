@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from posixpath import normpath
 from typing import Any, Final
 
 from agents.episode import Settings
@@ -102,17 +101,7 @@ def _unfit(task: Task) -> str | None:
         wrong = problems([call], list(TOOLS))[0]
         if wrong is not None:
             return f"call {number} of its solution is wrong: {wrong}"
-    brought = {normpath(path) for path in task.files}
-    for path in task.protected:
-        kept = normpath(path)
-        if not any(name == kept or name.startswith(kept + "/") for name in brought):
-            return f"the protected path {path!r} is not among its files, so it cannot be restored"
-    outside = [
-        p
-        for p in (*task.files, *task.verifier.files, *task.protected)
-        if p.startswith("/") or normpath(p).split("/")[0] == ".."
-    ]
-    return f"the path {outside[0]!r} leaves the workspace" if outside else None
+    return None
 
 
 def _refusal(trajectory: Trajectory) -> str | None:

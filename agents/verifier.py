@@ -52,9 +52,9 @@ async def grade(task: Task, archive: bytes, pool: SandboxPool, *, files_s: float
         try:
             async with _deadline(files_s, box, "the import of the workspace"):
                 await box.import_workspace(without_planted(task, archive))
-            await _put(box, {**restored(task), **task.verifier.files}, files_s)
         except FileRefused as error:
             return Outcome(verdict=Verdict.FAILED, reason=f"the workspace cannot be graded: {error}")
+        await _put(box, {**restored(task), **task.verifier.files}, files_s)
         timeout_s = task.verifier.timeout_s
         async with _deadline(call_deadline(timeout_s), box, "the verifier"):
             done = await box.run(task.verifier.command, timeout_s=timeout_s, env=ENVIRONMENT)
@@ -67,9 +67,13 @@ async def grade(task: Task, archive: bytes, pool: SandboxPool, *, files_s: float
 
 
 async def _put(box: Sandbox, files: Mapping[str, str], files_s: float) -> None:
+    """Write the task's own files. Raises `SandboxError` also where one is refused: that is never the agent's fault."""
     for path, text in files.items():
-        async with _deadline(files_s, box, f"writing {path}"):
-            await box.write_file(path, text.encode())
+        try:
+            async with _deadline(files_s, box, f"writing {path}"):
+                await box.write_file(path, text.encode())
+        except FileRefused as error:
+            raise SandboxError(f"sandbox {box.id}: the task's own file {path!r} cannot be written: {error}") from error
 
 
 class _deadline:

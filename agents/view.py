@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, TypeVar
@@ -14,6 +15,9 @@ from configs.errors import UserError
 from configs.files import read_jsonl
 
 _T = TypeVar("_T")
+
+CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What could drive or mislead the terminal of whoever looks (escape sequences, carriage returns, text direction), or not be printed at all."""
 
 MARKS: Final = {"system": "system", "user": "user", "assistant": "agent", "tool": "result"}
 
@@ -54,7 +58,7 @@ def render_trajectory(trajectory: Trajectory, files: Mapping[str, str] | None = 
     )
     for name, text in (files or {}).items():
         lines += ["", f"── {name}", text.rstrip("\n")]
-    return "\n".join(lines)
+    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", "\n".join(lines))
 
 
 def _message(message: Message) -> list[str]:
@@ -66,7 +70,7 @@ def _message(message: Message) -> list[str]:
 def _json(path: Path) -> object:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise UserError(f"{path}: is not JSON ({error}).") from None
 
 

@@ -21,6 +21,12 @@ def test_the_mock_model_writes_the_file_that_the_prompt_names() -> None:
     assert (trajectory.stop_reason, trajectory.outcome.verdict) == (StopReason.FINISHED, Verdict.NOT_SCORED)
 
 
+@pytest.mark.parametrize(("prompt", "words"), [("", "empty"), (" \n", "empty"), ("a\udcff", "not valid UTF-8")])
+def test_a_prompt_that_says_nothing_is_refused(prompt: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        run_prompt(profile(), prompt)
+
+
 def test_the_scripted_teacher_has_nothing_to_replay_and_a_missing_key_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LLM_API_KEY", raising=False)
     with pytest.raises(UserError, match="a prompt has none"):
