@@ -144,10 +144,9 @@ def sysv() -> list[Kept]:
     """The shared memory, queues and semaphores of the box."""
     found = []
     for table, remove, columns, unit in SYSV:
-        with (
-            suppress(FileNotFoundError),
-            open("/proc/sysvipc/" + table) as file,
-        ):  # a kernel may have been built without
+        if not os.path.exists("/proc/sysvipc/" + table):
+            continue  # a kernel built without
+        with open("/proc/sysvipc/" + table) as file:
             names, *rows = (line.split() for line in file)
             for row in rows:
                 size = sum(int(row[names.index(column)]) for column in columns) * unit
