@@ -58,7 +58,11 @@ def render_trajectory(trajectory: Trajectory, files: Mapping[str, str] | None = 
     )
     for name, text in (files or {}).items():
         lines += ["", f"── {name}", text.rstrip("\n")]
-    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", "\n".join(lines))
+    return CONTROL.sub(lambda found: _escaped(ord(found[0])), "\n".join(lines))
+
+
+def _escaped(code: int) -> str:
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
 
 def _message(message: Message) -> list[str]:

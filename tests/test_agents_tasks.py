@@ -211,7 +211,7 @@ async def test_imported_tasks_are_valid_and_wrong_solutions_of_them_fail(tmp_pat
 HIDDEN = {
     **HUMANEVAL,
     "prompt": 'import math\n\n\ndef near(a, b):\n    return math.isclose(a, b)\n\n\ndef twice(n):\n    """Return n twice."""\n',
-    "test": "def check(candidate):\n    assert near(candidate(2.5), 5.0)\n    assert candidate([1]) == [1, 1]\n    assert candidate('a') == 'aa'\n",
+    "test": "def check(candidate):\n    assert candidate([1]) == [1, 1]\n    assert near(candidate(2.5), 5.0)\n    assert candidate('a') == 'aa'\n",
 }
 GRABS = """
 import re

@@ -6,6 +6,7 @@ import pytest
 
 from agents.trajectory import StopReason, Verdict
 from agents.trial import run_prompt
+from agents.view import render_trajectory
 from configs.errors import UserError
 from configs.load import load_profile
 from configs.profile import Profile
@@ -33,3 +34,15 @@ def test_the_scripted_teacher_has_nothing_to_replay_and_a_missing_key_is_named(m
         run_prompt(profile(**{"teacher.llm": "scripted"}), "create hi.py")
     with pytest.raises(UserError, match="LLM_API_KEY is not set"):
         run_prompt(profile(**{"teacher.llm": "deepseek-chat"}), "create hi.py")
+
+
+def test_what_an_agent_said_cannot_drive_the_terminal() -> None:
+    trajectory, _ = run_prompt(profile(), "create hi.py")
+    said = trajectory.messages[-1].model_copy(update={"content": "a\tb\nc\x1b[2J\x9b1m\r\x07\u202e\udcff"})
+    text = render_trajectory(
+        trajectory.model_copy(update={"messages": [said]}), {"x\x1b]0;t\x07": "\x1b[31mred", "ümlaut": "✓"}
+    )
+    assert "a\tb\nc\\x1b[2J\\x9b1m\\x0d\\x07\\u202e\\udcff" in text
+    assert "\\x1b]0;t\\x07" in text
+    assert "── ümlaut\n✓" in text
+    assert [char for char in text if not char.isprintable() and char not in "\n\t"] == []
