@@ -97,8 +97,7 @@ def _twice(processes: Iterable[int], held: Collection[tuple[int, int]]) -> int:
     return size
 
 
-def census(limit: int) -> Census:
-    """Count; up to `limit` bytes of memory some of it may count twice. A process costs about 0.05 ms, an open descriptor 0.02 ms."""
+def _count(limit: int) -> Census:
     memory, threads, sessions, hidden = 0, 0, {}, []
     files: dict[tuple[int, int], int] = {}
     for name in os.listdir("/proc"):
@@ -128,6 +127,14 @@ def census(limit: int) -> Census:
         # a segment's inode is its number, on the device that small memory files are on
         memory -= _twice(sessions, {*files, *((device, item.number) for item in kept for device in _DEVICES)})
     return Census(memory, threads, sessions, hidden)
+
+
+def census(limit: int) -> Census:
+    """Count; up to `limit` bytes of memory some of it may count twice. A process costs about 0.05 ms, an open descriptor 0.02 ms."""
+    found = _count(limit)
+    if found.memory > limit:  # what was detached or closed between two of its readings was in both: again
+        found = min(found, _count(limit), key=lambda one: one.memory)
+    return found
 
 
 class Kept(NamedTuple):

@@ -238,7 +238,7 @@ async def test_attached_segments_count_and_go_with_their_process(box: LocalSandb
 
 async def test_what_an_earlier_command_left_in_segments_goes_before_the_running_one(box: LocalSandbox) -> None:
     await box.run(python(HOLD + SEGMENT + "libc.shmdt(segment(100 << 20))"))
-    result = await box.run(python("import time\nx = b'x' * (60 << 20)\ntime.sleep(0.5)\nprint('done')"))
+    result = await box.run(python("import time\nx = b'x' * (60 << 20)\ntime.sleep(2)\nprint('done')"))
     assert (result.exit_code, result.stdout) == (0, "done\n")
     assert "System V objects left were removed" in result.stderr
 
