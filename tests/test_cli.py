@@ -15,12 +15,11 @@ from configs.load import ROOT, shipped
 FAKE_KEY = "marked-fake-key-5c1f"
 
 
-def cli(*words: str, env: dict[str, str] | None = None, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def cli(*words: str, env: dict[str, str] | None = None, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     clean = {k: v for k, v in os.environ.items() if k not in ("LLM_API_KEY", "E2B_API_KEY", "LLM_MODEL", "EPOCHS")}
     command = [sys.executable, "-m", "agentexecutor", *words]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, cwd=cwd, env={**clean, **(env or {})}
-    )
+    environ = {**clean, **(env or {})}
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, cwd=ROOT, env=environ)
 
 
 def test_help_imports_nothing_heavy() -> None:
