@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import socket
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,9 +18,9 @@ from typing import Final
 import httpx
 
 from configs.errors import UserError, WorkFailed
-from configs.profile import Profile
 from configs.run import Run
 from training.arguments import BASE_NAME, Job, deploy_command
+from training.engine import with_engine
 from training.launch import Command
 from training.supervise import Child, spawn_child
 
@@ -104,7 +103,7 @@ def serve(
 
     Raises `WorkFailed` with the log's tail when the server dies, refuses an adapter or is not ready in time.
     """
-    run, engine = _with_engine(run)
+    run, engine = with_engine(run)
     started = time.monotonic()
     wanted = _port(port)
     names = (BASE_NAME, *adapters)
@@ -136,29 +135,6 @@ def serve(
         start_s = time.monotonic() - started
         run.event("served", seconds=round(start_s, 1), engine=engine, names=names)
         yield PolicyServer(url, names, start_s, engine, child, lines)
-
-
-def has_vllm(profile: Profile) -> bool:
-    """Whether vLLM is installed in the train environment. Asks its interpreter, without importing anything heavy."""
-    probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
-    python = profile.paths.train_python
-    if not python.exists():
-        raise UserError(
-            f"{python}: there is no such interpreter; make it with `python3 scripts/setup_env.py`, or set paths.train_python."
-        )
-    return (
-        subprocess.run([str(python), "-I", "-c", probe], timeout=60, check=False, capture_output=True).returncode == 0
-    )
-
-
-def _with_engine(run: Run) -> tuple[Run, str]:
-    """The run with transformers generation where vLLM is not installed: the same server, one request at a time."""
-    if run.profile.rollout.engine == "transformers" or not has_vllm(run.profile):
-        rollout = run.profile.rollout.model_copy(update={"engine": "transformers"})
-        return Run(
-            run.profile.model_copy(update={"rollout": rollout}), run.run_id, run.report, run.force
-        ), "transformers"
-    return run, "vllm"
 
 
 def _port(asked: int | None) -> int:
