@@ -131,16 +131,12 @@ def create_demo(
 ) -> None:
     """Refresh the demo bundle from the newest results; written only when its content changes."""
     from agentexecutor.console import emit, running
-    from configs.run import Layout
-    from training.checkpoints import newest_output
-    from training.demo import demo
+    from training.demo import refresh
 
     chosen = effective(profile, {"paths.data": data_dir, "paths.output": output_dir})
-    layout = Layout(chosen)
     folder = (out or chosen.paths.demo).absolute()
     if dry_run:
         emit({"out": str(folder)}, as_json, f"would refresh {folder}")
         return
-    inference, report = newest_output(layout.infer, "inference"), newest_output(layout.evaluate, "report")
     with running(chosen, as_json) as run:
-        show_result(demo(run, layout.trajectories, layout.sft_rows, inference, report, folder), as_json)
+        show_result(refresh(run, folder), as_json)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from configs.load import ROOT, shipped
 
+HEAVY = {"prefect", "torch", "swift", "vllm", "litellm", "e2b", "pydantic", "yaml", "pyarrow", "httpx", "rich"}
 FAKE_KEY = "marked-fake-key-5c1f"
 
 
@@ -28,7 +30,7 @@ def test_help_imports_nothing_heavy() -> None:
         "sys.argv = ['agentexecutor', '--help']\n"
         "try: m.main()\n"
         "except SystemExit as e: assert e.code in (0, None), e.code\n"
-        "heavy = {'prefect', 'torch', 'swift', 'vllm', 'litellm', 'e2b', 'pydantic', 'yaml', 'pyarrow', 'httpx', 'asyncio.base_events'} & set(sys.modules)\n"
+        f"heavy = {HEAVY!r} & set(sys.modules)\n"
         "print('HEAVY', sorted(heavy))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
@@ -40,7 +42,7 @@ def test_every_subcommand_of_the_design_exists_with_a_help_line() -> None:
     around = ["patch-swift", "validate-tasks", "import-tasks", "view", "plan", "clean", "doctor", "deploy"]
     shown = cli("--help").stdout
     for name in ["run", "all", *steps, *around]:
-        assert f"│ {name} " in shown, name
+        assert re.search(rf"^  {name}  +\S.*$", shown, re.MULTILINE), name
 
 
 @pytest.mark.parametrize("profile", shipped())
@@ -157,3 +159,19 @@ def test_a_file_where_a_folder_is_expected_is_one_sentence_also_as_json(tmp_path
     assert done.returncode == 1, done.stderr
     assert str(blocked) in json.loads(done.stdout)["error"]
     assert "Traceback" not in done.stderr
+
+
+def test_create_demo_before_there_are_results_checks_the_bundle_and_leaves_it(tmp_path: Path) -> None:
+    bundle = ROOT / "datasets" / "demo"
+    before = {path.name: path.read_bytes() for path in bundle.iterdir()}
+    done = cli(
+        "create-demo", "--profile", "laptop", "--output-dir", str(tmp_path / "o"), "--data-dir", str(tmp_path / "d")
+    )
+    assert done.returncode == 0, done.stderr
+    assert "no results yet" in done.stdout
+    assert {path.name: path.read_bytes() for path in bundle.iterdir()} == before
+    nowhere = cli(
+        "create-demo", "--profile", "laptop", "--output-dir", str(tmp_path / "o"), "--out", str(tmp_path / "x")
+    )
+    assert nowhere.returncode == 2
+    assert "agentexecutor infer" in nowhere.stderr

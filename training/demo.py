@@ -18,11 +18,24 @@ from configs.files import digest_file, digest_json, read_jsonl, write_atomic
 from configs.load import ROOT
 from configs.manifest import StepResult
 from configs.profile import Profile
-from configs.run import Run
+from configs.run import Layout, Run
 from training import bundle
 from training.bundle import BUNDLE_VERSION, FILES, Answer, Evaluation, Teacher, ValidationReport, as_jsonl, check_bundle
+from training.checkpoints import newest_output, versions
 from training.launch import SECRET
 from training.rows import to_row
+
+
+def refresh(run: Run, out: Path) -> StepResult:
+    """The bundle from the newest results, as `create-demo` makes it; before there are any, the bundle that is there is checked and left as it is.
+
+    Raises `UserError` when neither is there, or when the results are damaged.
+    """
+    layout = Layout(run.profile)
+    if not versions(layout.infer) and not versions(layout.evaluate) and out.is_dir():
+        return _result(out, check_bundle(out), time.monotonic(), True, "there are no results yet to refresh it from")
+    inference, report = newest_output(layout.infer, "inference"), newest_output(layout.evaluate, "report")
+    return demo(run, layout.trajectories, layout.sft_rows, inference, report, out)
 
 
 def demo(run: Run, trajectories: Path, rows: Path, inference: Path, report: Path, out: Path) -> StepResult:
@@ -40,25 +53,27 @@ def demo(run: Run, trajectories: Path, rows: Path, inference: Path, report: Path
     if not same:
         _refuse_leaks(contents)
         _replace(out, contents)
-    checked = check_bundle(out)
-    summary: dict[str, Any] = {
-        "task": checked.teacher.task_id,
-        "evaluation": checked.evaluation.headline,
-        "query": checked.inference.query,
-        "answered": {
-            policy: {True: "right", False: "wrong", None: "not judged"}[right]
-            for policy, right in checked.inference.answered.items()
-        },
-    }
     run.event("demo", written=not same, folder=str(out))
+    return _result(out, check_bundle(out), started, same, "its content is unchanged" if same else "its content changed")
+
+
+def _result(out: Path, checked: ValidationReport, started: float, reused: bool, why: str) -> StepResult:
     return StepResult(
         step="demo",
         folder=out,
         outputs={"bundle": out},
         digest=digest_json({name: digest_file(out / name) for name in FILES}),
-        summary=summary,
-        reused=same,
-        why="its content is unchanged" if same else "its content changed",
+        summary={
+            "task": checked.teacher.task_id,
+            "evaluation": checked.evaluation.headline,
+            "query": checked.inference.query,
+            "answered": {
+                policy: {True: "right", False: "wrong", None: "not judged"}[right]
+                for policy, right in checked.inference.answered.items()
+            },
+        },
+        reused=reused,
+        why=why,
         seconds=round(time.monotonic() - started, 3),
     )
 
