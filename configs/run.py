@@ -27,15 +27,15 @@ class Progress:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-def _silent(progress: Progress) -> None:
-    return None
+def silent(progress: Progress) -> None:
+    """Whom to tell when nobody watches."""
 
 
 @dataclass(frozen=True)
 class Run:
     profile: Profile
     run_id: str
-    report: Callable[[Progress], None] = _silent
+    report: Callable[[Progress], None] = silent
     force: frozenset[str] = frozenset()
     """Steps that run although a proved result exists."""
 
@@ -70,7 +70,7 @@ EVENTS: Final = "events.jsonl"
 def new_run(
     profile: Profile,
     *,
-    report: Callable[[Progress], None] = _silent,
+    report: Callable[[Progress], None] = silent,
     force: frozenset[str] = frozenset(),
     run_id: str | None = None,
 ) -> Run:

@@ -16,7 +16,7 @@ from configs.files import exclusive
 from configs.load import load_profile, require_keys
 from configs.manifest import Step
 from configs.profile import Profile
-from configs.run import Layout, Progress, Run, new_run
+from configs.run import Layout, Progress, Run, new_run, silent
 
 KEYS: Final[dict[str, str]] = {
     "samples_per_task": "collect.samples_per_task",
@@ -69,11 +69,7 @@ class Overrides(BaseModel):
         return {**os.environ, **({"EPOCHS": str(self.epochs)} if self.epochs is not None else {})}
 
 
-def _silent(progress: Progress) -> None:
-    return None
-
-
-listener: ContextVar[Callable[[Progress], None]] = ContextVar("listener", default=_silent)
+listener: ContextVar[Callable[[Progress], None]] = ContextVar("listener", default=silent)
 """Who else hears of progress, beside Prefect: the command line that runs a flow in its own process."""
 
 

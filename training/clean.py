@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 
 from configs.files import exclusive
 from configs.profile import Profile
 from configs.run import EVENTS, Layout
-
-VERSION = re.compile(r"^v(\d+)-\d{8}-\d{6}$")
+from training.checkpoints import versions
 
 
 def clean(profile: Profile, *, keep: int, dry_run: bool) -> list[Path]:
@@ -22,15 +20,8 @@ def clean(profile: Profile, *, keep: int, dry_run: bool) -> list[Path]:
     if not layout.output.is_dir():
         return []
     gone: list[Path] = []
-    for parent in sorted(
-        {
-            path.parent
-            for path in (*layout.output.glob("*/v*-*"), *layout.output.glob("*/*/v*-*"))
-            if path.is_dir() and VERSION.match(path.name)
-        }
-    ):
-        versions = sorted((p for p in parent.iterdir() if VERSION.match(p.name)), key=_number)
-        gone += versions[: max(0, len(versions) - keep)]
+    for parent in sorted({path.parent for depth in ("*", "*/*") for path in layout.output.glob(f"{depth}/v*-*")}):
+        gone += reversed(versions(parent)[keep:])
     runs = sorted((p.parent for p in layout.output.glob(f"*/{EVENTS}")), key=lambda p: p.stat().st_mtime)
     gone += runs[: max(0, len(runs) - keep)]
     if gone and not dry_run:
@@ -38,9 +29,3 @@ def clean(profile: Profile, *, keep: int, dry_run: bool) -> list[Path]:
             for path in gone:
                 shutil.rmtree(path)
     return gone
-
-
-def _number(path: Path) -> int:
-    match = VERSION.match(path.name)
-    assert match is not None
-    return int(match.group(1))
