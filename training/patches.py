@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from configs.errors import UserError
 from training.base_sync import unsafe_reason
+from training.forwards import no_needless_forwards
 from training.patching import expect, replace
 from training.scored import only_scored
 
@@ -246,7 +247,8 @@ PATCHES: Final[dict[str, Callable[[], str]]] = {
     "separator before a tool result": one_separator,
     "trained ids are the sampled ids": exact_tokens,
     "no dropout": no_dropout,
-    "not-scored rollouts": only_scored,
+    "only signal teaches": only_scored,
+    "needless forward passes": no_needless_forwards,
     "trainer against sampler": watch_gap,
     "sandboxes end with the training": close_sandboxes,
 }

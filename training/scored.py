@@ -1,7 +1,8 @@
-"""Infrastructure never teaches: rollouts that were not scored enter no mean, no deviation, no advantage and no loss of GRPO.
+"""Only signal teaches: what enters the mean, the deviation, the advantage and the loss of GRPO.
 
 ms-swift turns a missing reward (None, NaN) into 0, which punishes a policy for a sandbox that died. Here a NaN stays a gap: the group's mean and
-deviation are those of the scored rollouts, the gap's tokens are masked, and the loss is the mean over the rest.
+deviation are those of the scored rollouts, the gap's tokens are masked, and the loss is the mean over the rest. A group whose scored rewards are all
+equal has no advantage and gives no gradient, also none of the KL, which would only pull the policy back to where it started.
 """
 
 from __future__ import annotations
@@ -57,13 +58,11 @@ def only_scored() -> str:
     expect(
         trainer._postprocess_batch, "self._compute_advantages(samples, self._rewards_per_func, batch_encoded_inputs)"
     )
-    expect(trainer._compute_loss_single, "self._compute_loss_and_metrics(model, model_inputs, grpo_batch)")
     logging.getLogger("swift").addFilter(_no_gap_warning)
     done = replace(module, "compute_advantages", _advantages)
     replace(module, "compute_reward_metrics", _reward_metrics)
     replace(trainer, "_score_completions", _count)
     replace(trainer, "_postprocess_batch", _mask)
-    replace(trainer, "_compute_loss_and_metrics", _rescale)
     return done
 
 
@@ -134,7 +133,7 @@ def _count(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _mask(original: Callable[..., Any]) -> Callable[..., Any]:
-    """After advantages are known: take the gaps out of the loss, and write down every rollout."""
+    """After advantages are known: take what has none out of the loss, and write down every rollout."""
 
     def postprocess(self: Any, samples: list[Any], batches: list[dict[str, Any]]) -> None:
         import torch
@@ -147,26 +146,33 @@ def _mask(original: Callable[..., Any]) -> Callable[..., Any]:
         rewards = _weighted(self._rewards_per_func, self.reward_weights)
         scored = ~torch.isnan(rewards)
         save_rollouts(self, samples, get_even_process_data(self, rewards).tolist())
-        if scored.all():
+        signal = _signal(self)
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        metrics["agent/groups_without_signal"].append(int((~signal.view(-1, self.num_generations).any(1)).sum()))
+        if signal.all():
             return
         if (
             self.loss_type not in BY_ROLLOUT | BY_TOKEN
             or self.dynamic_num_samples
             or self.template.sequence_parallel_size > 1
         ):
+            if scored.all():
+                return  # ms-swift's own rule then: such a group still feels the KL
             raise RuntimeError(
                 f"loss_type {self.loss_type}: {int((~scored).sum())} rollouts were not scored and this setting cannot leave them out."
             )
-        mine = iter(get_even_process_data(self, scored).tolist())
+        share = len(scored) / max(1, int(scored.sum())) if self.loss_type in BY_ROLLOUT else 1.0
+        mine = iter(get_even_process_data(self, torch.stack([scored, signal], dim=1)).tolist())
         left = torch.zeros((), device=scored.device)
         for batch in batches:
-            mask = batch["grpo_batch"].completion_mask
-            for row in range(mask.shape[0]):
-                if not next(mine):
-                    mask[row] = False
-            left += mask.sum()
-            if self.loss_type in BY_ROLLOUT:
-                batch["grpo_batch"].weight = len(scored) / max(1, int(scored.sum()))
+            rows: Any = batch["grpo_batch"]
+            known, taught = zip(*(next(mine) for _ in range(rows.completion_mask.shape[0])), strict=True)
+            rows.weight = share if any(taught) else 0.0
+            # Without any signal the loss is nothing, and the sampler is still checked by the rows that were scored.
+            for row, kept in enumerate(taught if any(taught) else known):
+                if not kept:
+                    rows.completion_mask[row] = False
+            left += rows.completion_mask.sum() if any(taught) else 0
         tokens = gather(left).sum().clamp(min=1)
         for batch in batches:
             batch["grpo_batch"].num_items_in_batch = tokens
@@ -174,9 +180,14 @@ def _mask(original: Callable[..., Any]) -> Callable[..., Any]:
     return postprocess
 
 
-def _rescale(original: Callable[..., Any]) -> Callable[..., Any]:
-    def compute(self: Any, model: Any, model_inputs: Any, grpo_batch: Any) -> Any:
-        loss, metrics = original(self, model, model_inputs, grpo_batch)
-        return loss * getattr(grpo_batch, "weight", 1.0), metrics
+def row_signals(trainer: Any) -> list[bool]:
+    """Whether each of this process's rollouts is trained on: it was scored, and its group's scored rewards differ."""
+    from swift.rlhf_trainers.utils import get_even_process_data
 
-    return compute
+    return [bool(value) for value in get_even_process_data(trainer, _signal(trainer).tolist())]
+
+
+def _signal(trainer: Any) -> Any:
+    rewards = _weighted(trainer._rewards_per_func, trainer.reward_weights)
+    differs = group_advantages(rewards, trainer.num_generations, "none").view(-1, trainer.num_generations).any(1)
+    return differs.repeat_interleave(trainer.num_generations) & ~rewards.isnan()

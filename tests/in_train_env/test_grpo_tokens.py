@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from swift.rollout import agent_loop
 from swift.template import Template
 
 from configs.load import load_profile
-from training import patches, patching, rewards, scored
+from training import forwards, patches, patching, rewards, scored
 
 PROFILE = load_profile("smoke", environ={})
 
@@ -343,49 +344,120 @@ def record(verdict: str) -> dict[str, Any]:
     return {"trajectory": reason["trajectory"] | fixed, "family": "file", "verdict": verdict}
 
 
-def test_a_rollout_that_was_not_scored_is_in_no_loss_and_no_denominator(tmp_path: Path) -> None:
-    """Losses 1, 2, 3 and a gap of 100: the mean must be 2, also where the gap shares a micro-batch with a scored one."""
-    losses = torch.tensor([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0], [100.0, 100.0]])
-    masks = [torch.ones(2, 2, dtype=torch.bool), torch.ones(2, 2, dtype=torch.bool)]
+def step_of(values: list[float], folder: Path, micro_batch: int) -> tuple[Any, list[dict[str, Any]]]:
+    """A trainer after the step in which rollouts got these rewards, in groups of four, and its micro-batches of two tokens a rollout."""
     batches = [
-        {"grpo_batch": SimpleNamespace(completion_mask=mask, num_items_in_batch=torch.tensor(8))} for mask in masks
+        {
+            "grpo_batch": SimpleNamespace(
+                completion_mask=torch.ones(micro_batch, 2, dtype=torch.bool),
+                num_items_in_batch=torch.tensor(2 * len(values)),
+            )
+        }
+        for _ in range(len(values) // micro_batch)
     ]
     samples = [
         SimpleNamespace(
-            rollout_infos=record("passed" if number < 3 else "not_scored"),
+            rollout_infos=record("passed" if value == value else "not_scored"),
             prompt_id="p",
             request_id=str(number),
             advantages=torch.tensor(0.0),
             encoded={"labels": [-100, 7]},
         )
-        for number in range(4)
+        for number, value in enumerate(values)
     ]
     trainer = SimpleNamespace(
-        _rewards_per_func=torch.tensor([[1.0], [0.0], [1.0], [float("nan")]]),
+        _rewards_per_func=torch.tensor(values).unsqueeze(1),
         reward_weights=torch.ones(1),
+        num_generations=4,
         loss_type="grpo",
         dynamic_num_samples=False,
         use_liger_loss=False,
+        compute_entropy=False,
+        old_policy=lambda: False,
+        _has_teacher=False,
         template=SimpleNamespace(sequence_parallel_size=1),
         accelerator=SimpleNamespace(num_processes=1, process_index=0),
-        args=SimpleNamespace(output_dir=str(tmp_path)),
+        args=SimpleNamespace(output_dir=str(folder)),
         state=SimpleNamespace(global_step=0),
         model=SimpleNamespace(training=True),
+        _metrics={"train": defaultdict(list)},
+        split_by_mini_batches=lambda rows: [rows[at : at + micro_batch] for at in range(0, len(rows), micro_batch)],
     )
-    scored._mask(lambda *_: None)(trainer, samples, batches)
+    trainer.passes = []
 
-    def loss_of(_: Any, rows: torch.Tensor, __: Any, batch: Any) -> tuple[torch.Tensor, None]:
+    def logps(_: Any, __: Any, ___: Any, batch: Any, **____: Any) -> tuple[str, None]:
+        trainer.passes.append(next(at for at, mine in enumerate(batches) if mine["grpo_batch"] is batch))
+        return "log-probabilities", None
+
+    def prepare(self: Any, _: Any) -> None:
+        for batch in batches:
+            batch["old"] = forwards._logps(logps)(self, None, None, batch["grpo_batch"])[0]
+            batch["reference"] = forwards._logps(logps)(self, None, None, batch["grpo_batch"])[0]
+
+    forwards._prepare(prepare)(trainer, samples)
+    scored._mask(lambda *_: None)(trainer, samples, batches)
+    return trainer, batches
+
+
+def loss_over(trainer: Any, batches: list[dict[str, Any]], losses: torch.Tensor) -> torch.Tensor:
+    def loss_of(_: Any, __: Any, rows: torch.Tensor, batch: Any) -> tuple[torch.Tensor, None]:
         mask = batch.completion_mask
         return ((rows * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).mean(), None  # ms-swift's `grpo` loss
 
-    compute = scored._rescale(loss_of)
-    parts = [compute(None, losses[i * 2 : i * 2 + 2], None, batch["grpo_batch"])[0] for i, batch in enumerate(batches)]
-    assert float(sum(parts) / 2) == pytest.approx(2.0)
+    model = torch.nn.Linear(1, 1)
+    size = len(losses) // len(batches)
+    parts = [
+        forwards._loss(loss_of)(trainer, model, losses[i * size : (i + 1) * size], batch["grpo_batch"])[0]
+        for i, batch in enumerate(batches)
+    ]
+    return (sum(parts[1:], parts[0]) / len(parts)).detach()
+
+
+def test_a_rollout_that_was_not_scored_is_in_no_loss_and_no_denominator(tmp_path: Path) -> None:
+    """Losses 1, 2, 3 and a gap of 100: the mean must be 2, also where the gap shares a micro-batch with a scored one."""
+    losses = torch.tensor([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0], [100.0, 100.0]])
+    trainer, batches = step_of([1.0, 0.0, 1.0, float("nan")], tmp_path, micro_batch=2)
+    assert float(loss_over(trainer, batches, losses)) == pytest.approx(2.0)
     assert int(batches[0]["grpo_batch"].num_items_in_batch) == 6
 
     saved = [json.loads(line) for line in (tmp_path / "rollouts" / "rank0.jsonl").read_text().splitlines()]
     assert [row["extra"]["reward"] for row in saved] == [1.0, 0.0, 1.0, None]
     assert [row["extra"]["trained_token_ids"] for row in saved] == [[7], [7], [7], []]
+
+
+NO_SIGNAL = [1.0, 1.0, 1.0, 1.0]
+SIGNAL = [1.0, 0.0, 1.0, 1.0]
+
+
+def test_a_group_without_signal_gives_no_gradient_and_costs_no_pass(tmp_path: Path) -> None:
+    losses = torch.tensor([[float(row)] * 2 for row in range(12)])
+    trainer, batches = step_of(NO_SIGNAL + SIGNAL + NO_SIGNAL, tmp_path, micro_batch=4)
+    assert [batch["old"] for batch in batches] == [None] * 3  # on-policy: the loss's own pass gives them
+    assert [batch["reference"] for batch in batches] == [None, "log-probabilities", None]
+    assert float(loss_over(trainer, batches, losses)) == pytest.approx((4 + 5 + 6 + 7) / 4 / 3)
+    assert trainer._metrics["train"]["agent/groups_without_signal"] == [2]
+
+
+def test_rows_without_signal_leave_a_micro_batch_that_has_some(tmp_path: Path) -> None:
+    losses = torch.tensor([[float(row)] * 2 for row in range(8)])
+    trainer, batches = step_of(NO_SIGNAL + SIGNAL, tmp_path, micro_batch=8)
+    assert float(loss_over(trainer, batches, losses)) == pytest.approx((4 + 5 + 6 + 7) / 8)
+
+
+def test_without_any_signal_the_loss_is_nothing_and_the_sampler_is_still_checked(tmp_path: Path) -> None:
+    trainer, batches = step_of(NO_SIGNAL + NO_SIGNAL, tmp_path, micro_batch=4)
+    assert trainer.passes == [0]
+    assert batches[0]["grpo_batch"].completion_mask.all()
+    assert float(loss_over(trainer, batches, torch.ones(8, 2))) == 0.0
+
+
+def test_several_processes_make_every_pass_and_get_the_same_loss(tmp_path: Path) -> None:
+    losses = torch.tensor([[float(row)] * 2 for row in range(8)])
+    alone, batches = step_of(NO_SIGNAL + SIGNAL, tmp_path / "alone", micro_batch=4)
+    several, theirs = step_of(NO_SIGNAL + SIGNAL, tmp_path / "several", micro_batch=4)
+    for batch in theirs:
+        batch["grpo_batch"].idle = False  # what it is where other ranks wait
+    assert float(loss_over(alone, batches, losses)) == float(loss_over(several, theirs, losses))
 
 
 def test_the_reward_of_a_rollout_that_was_not_scored_is_none() -> None:
