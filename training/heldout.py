@@ -174,7 +174,8 @@ class HeldoutEpisodes:
             policy.name,
             profile.model.agent_template,
             temperature=profile.evaluate.temperature,
-            seed=profile.seed + attempt,  # attempts differ, and the same attempt is the same again
+            # Attempts differ, and the same attempt is the same again. vLLM on CPU dies of a seeded request whose prompt it prefills in parts.
+            seed=None if profile.on_cpu and server.engine == "vllm" else profile.seed + attempt,
         )
 
         def keep(trajectory: Trajectory) -> None:
