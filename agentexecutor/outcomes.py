@@ -97,7 +97,7 @@ def infer(
     as_json: Json = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Ask the base model and the newest LoRA (GRPO's, else SFT's) by `swift infer`."""
+    """Ask the base model and the newest LoRA (GRPO's, else SFT's) a question."""
     from agentexecutor.console import running
     from configs.files import read_jsonl
     from configs.run import Layout, Run

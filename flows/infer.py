@@ -1,4 +1,4 @@
-"""Ask base and trained policies a question by `swift infer`. A GPU step."""
+"""Ask base and trained policies a question. A GPU step."""
 
 from __future__ import annotations
 

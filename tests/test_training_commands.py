@@ -45,7 +45,9 @@ def commands(p: Profile) -> dict[str, Command]:
     return {
         "sft": sft_command(Job(p, rows=rows, output=layout.sft / "v0-20260101-000000")),
         "grpo": grpo_command(Job(p, rows=layout.rl_rows, output=layout.grpo / "v0-20260101-000000", adapter=adapter)),
-        "infer": infer_command(Job(p, rows=queries, output=queries.with_name("sft.jsonl"), adapter=adapter)),
+        "infer": infer_command(
+            Job(p, rows=queries, output=queries.with_name("answers") / "base.jsonl", adapters={"sft": adapter})
+        ),
         "deploy": deploy_command(Job(p, adapters={"sft": adapter}, port=8123, concurrency=p.evaluate.concurrency)),
     }
 

@@ -259,7 +259,12 @@ def test_no_secret_and_no_stale_rank_reaches_a_child_unless_it_is_named(tmp_path
 
 def test_memory_of_the_whole_tree_is_measured(tmp_path: Path) -> None:
     grow = "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', 'import time; b = bytearray(80_000_000); time.sleep(1)'])"
-    assert run_child(script(grow), tmp_path / "log").peak_rss_bytes > 80_000_000
+    assert run_child(script(grow), tmp_path / "log").peak_bytes > 80_000_000
+
+
+def test_memory_that_processes_share_counts_once(tmp_path: Path) -> None:
+    shared = "import os, time; b = bytearray(100_000_000); [os.fork() or time.sleep(9) for _ in range(3)]; time.sleep(1.5); os._exit(0)"
+    assert 100_000_000 < run_child(script(shared), tmp_path / "log").peak_bytes < 200_000_000  # resident: 400 MB
 
 
 def test_output_that_floods_is_read_to_its_end(tmp_path: Path) -> None:

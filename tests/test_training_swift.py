@@ -16,9 +16,11 @@ from configs.errors import WorkFailed
 from configs.files import read_jsonl, write_jsonl
 from configs.load import ROOT, load_profile
 from configs.run import Layout, Run, new_run
-from tests.train_env import provision, run_inside
+from tests.train_env import INSIDE, provision, run_inside
+from training.arguments import Job, infer_command
 from training.checkpoints import last_whole, newest_adapter, versions
-from training.infer import infer
+from training.environment import environment
+from training.infer import QUERIES, infer
 from training.metrics import parse
 from training.sft import sft
 from training.supervise import GRACE_S
@@ -112,6 +114,26 @@ def test_a_training_killed_with_9_leaves_no_process_and_goes_on_from_its_checkpo
     assert said[0]["adapter_digest"] == ""
     assert len(said[1]["adapter_digest"]) == 64
     assert infer(run, {"sft": trained.outputs["adapter"]}).reused
+
+
+@pytest.mark.nightly  # 4 min on busy cores: four starts of `swift infer` and two of ours
+@pytest.mark.parametrize("engine", ["transformers", "vllm"])
+def test_one_child_answers_as_swift_infer_does_for_each_policy(tmp_path: Path, engine: str) -> None:
+    run, _ = start(tmp_path, infer__engine=engine)
+    python = run.profile.paths.train_python
+    made = tmp_path / "v0" / "checkpoint-1"
+    subprocess.run([python, INSIDE / "make_adapter.py", run.profile.model_path, made], check=True, cwd=ROOT)
+    write_jsonl(tmp_path / "q.jsonl", [{"query": query} for query in ("Print 3 and the date.", "Hi", "What is 2 + 2?")])
+    asked = infer(run, {"sft": made}, queries=tmp_path / "q.jsonl")
+    ours = read_jsonl(asked.outputs["inference"])
+    for name, adapter in (("base", None), ("sft", made)):
+        out = tmp_path / f"{name}.jsonl"
+        argv = infer_command(Job(run.profile, rows=asked.folder / QUERIES, output=out)).argv
+        argv[argv.index("training.ask")] = "swift.cli.infer"
+        argv += ["--adapters", str(adapter)] if adapter else []
+        subprocess.run(argv, check=True, cwd=ROOT, env={**os.environ, **environment("infer", run.profile)})
+        assert [row["response"] for row in ours if row["policy"] == name] == [r["response"] for r in read_jsonl(out)]
+    assert ours[0]["response"] != ours[3]["response"]
 
 
 @pytest.mark.nightly  # 45 s: two processes on two cores; test_grpo_zero3.py has that topology in the fast tier

@@ -42,13 +42,13 @@ class Job:
     rows: Path | None = None
     """JSONL of training rows, or of queries for infer."""
     output: Path | None = None
-    """Folder of checkpoints, or the result file of infer."""
+    """Folder of checkpoints, or the base's result file of infer."""
     adapter: Path | None = None
-    """The adapter to go on from (GRPO) or to infer with."""
+    """The adapter to go on from (GRPO)."""
     resume: Path | None = None
     """The checkpoint of an interrupted run."""
     adapters: Mapping[str, Path] = field(default_factory=dict)
-    """Adapters of a server, by name."""
+    """Adapters of a server or of infer, by name."""
     port: int | None = None
     concurrency: int | None = None
     """Requests at once of a server."""
@@ -165,9 +165,10 @@ SERVE_VLLM: Final[list[Flag]] = [
 
 INFER: Final[list[Flag]] = [
     Flag("load_args", lambda j: False, "an adapter's args.json would override the profile"),
-    Flag("adapters", lambda j: j.adapter, ""),
+    Flag("adapters", lambda j: _named(j), "one engine answers for all of them, one after the other (training/ask.py)"),
     Flag("infer_backend", lambda j: j.profile.infer.engine, ""),
     *SERVE_VLLM,
+    Flag("vllm_use_async_engine", lambda j: _vllm(j, False), "batches, as `swift infer` makes them; the arguments are a server's, whose default it is"),
     Flag("val_dataset", lambda j: j.rows, ""),
     Flag("result_path", lambda j: j.output, ""),
     Flag("temperature", lambda j: 0, "greedy: the same answer each time"),
@@ -179,7 +180,7 @@ INFER: Final[list[Flag]] = [
 
 DEPLOY: Final[list[Flag]] = [
     Flag("load_args", lambda j: False, "an adapter's args.json would override the profile"),
-    Flag("adapters", lambda j: [f"{name}={path}" for name, path in j.adapters.items()] or None, "chosen by the request's model name"),
+    Flag("adapters", lambda j: _named(j), "chosen by the request's model name"),
     Flag("served_model_name", lambda j: BASE_NAME, ""),
     Flag("infer_backend", lambda j: "transformers" if j.profile.rollout.engine == "transformers" else "vllm", ""),
     *SERVE_VLLM,
@@ -213,8 +214,8 @@ def grpo_command(job: Job, env: Mapping[str, str] | None = None) -> Command:
 
 
 def infer_command(job: Job) -> Command:
-    """Greedy answers to `job.rows` into `job.output`, by the base or by `job.adapter`."""
-    return plain(job.profile, "swift.cli.infer", words([*MODEL, *INFER], job), environment("infer", job.profile))
+    """Greedy answers to `job.rows`: the base's into `job.output`, those of each of `job.adapters` beside it."""
+    return plain(job.profile, "training.ask", words([*MODEL, *INFER], job), environment("infer", job.profile))
 
 
 def deploy_command(job: Job) -> Command:
@@ -235,6 +236,10 @@ def _text(value: Any) -> list[str]:
     if isinstance(value, list | tuple):
         return [str(item) for item in value]
     return [json.dumps(value)] if isinstance(value, dict) else [str(value)]
+
+
+def _named(job: Job) -> list[str] | None:
+    return [f"{name}={path}" for name, path in job.adapters.items()] or None
 
 
 def _world(job: Job) -> int:

@@ -188,7 +188,7 @@ def _make(
     figures = summary(trained.rows)
     figures |= {
         "seconds": round(time.monotonic() - started, 1),
-        "peak_memory_gib": round(trained.peak_rss_bytes / 2**30, 2),
+        "peak_memory_gib": round(trained.peak_bytes / 2**30, 2),
         "resumed_from": resume.name if resume else "",
     }
     return folder, outputs, figures

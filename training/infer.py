@@ -1,4 +1,4 @@
-"""The infer step: the same queries to the base and to each adapter, greedily, by `swift infer`."""
+"""The infer step: the same queries to the base and to each adapter, greedily, by one child with ms-swift's engine (training/ask.py)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ from training import checkpoints
 from training.arguments import BASE_NAME, Job, infer_command
 from training.launch import Command
 from training.models import check_model
+from training.serve import check_names
 from training.sft import model_digest
-from training.supervise import run_child
+from training.supervise import Finished, run_child
 
 VERSION: Final = 1
 RESULT: Final = "inference.jsonl"
 QUERIES: Final = "queries.jsonl"
+ANSWERS: Final = "answers"
+"""Folder of `<policy>.jsonl`, as ms-swift writes them."""
+ASKING: Final = "asking "
+"""How the child says whose turn it is."""
 STALL_S: Final = 1800.0
 
 
@@ -30,6 +35,7 @@ def infer(run: Run, adapters: dict[str, Path], query: str | None = None, queries
     """
     rows = _rows(run, query, queries)
     check_model(run.profile.model_path)
+    check_names(adapters)
     for adapter in adapters.values():
         checkpoints.check_adapter(adapter, run.profile.model_path)
     folder = Layout(run.profile).infer
@@ -45,13 +51,13 @@ def infer(run: Run, adapters: dict[str, Path], query: str | None = None, queries
     def make() -> tuple[Path, dict[str, Path], dict[str, Any]]:
         version = checkpoints.new_version(folder, inputs)
         write_jsonl(version / QUERIES, rows)
+        done = _ask(run, adapters, version)
         results: list[dict[str, Any]] = []
-        for number, (name, digest) in enumerate(digests.items()):
-            run.progress("infer", number, len(digests), f"asking {name}")
-            answers = _ask(run, name, adapters.get(name), version)
+        for name, digest in digests.items():
+            answers = read_jsonl(version / ANSWERS / f"{name}.jsonl")
             if len(answers) != len(rows):
                 raise WorkFailed(
-                    f"infer: {name} answered {len(answers)} of {len(rows)} queries; see {run.log(f'infer-{name}')}."
+                    f"infer: {name} answered {len(answers)} of {len(rows)} queries; see {run.log('infer')}."
                 )
             for row, answer in zip(rows, answers, strict=True):
                 text = str(answer["response"])
@@ -65,7 +71,12 @@ def infer(run: Run, adapters: dict[str, Path], query: str | None = None, queries
         return (
             version,
             {"inference": version / RESULT},
-            {"query": _asked(rows[0]), "queries": len(rows), "responses": {n: first[n] for n in digests}},
+            {
+                "query": _asked(rows[0]),
+                "queries": len(rows),
+                "responses": {n: first[n] for n in digests},
+                "peak_memory_gib": round(done.peak_bytes / 2**30, 2),
+            },
         )
 
     return run_step(
@@ -79,24 +90,33 @@ def infer(run: Run, adapters: dict[str, Path], query: str | None = None, queries
 
 
 def command(run: Run, adapters: dict[str, Path], query: str | None = None, queries: Path | None = None) -> Command:
-    """What `infer` would start for its last policy, for --dry-run. Pure; reads `queries` only to refuse a broken file."""
+    """What `infer` would start, for --dry-run. Pure; reads `queries` only to refuse a broken file."""
     _rows(run, query, queries)
-    version = Layout(run.profile).infer / "vN-<timestamp>"
-    name, adapter = list(adapters.items())[-1] if adapters else (BASE_NAME, None)
-    return infer_command(Job(run.profile, rows=version / QUERIES, output=version / f"{name}.jsonl", adapter=adapter))
+    return _command(run, adapters, Layout(run.profile).infer / "vN-<timestamp>")
 
 
-def _ask(run: Run, name: str, adapter: Path | None, version: Path) -> list[Any]:
-    out = version / f"{name}.jsonl"
-    ask = infer_command(Job(run.profile, rows=version / QUERIES, output=out, adapter=adapter))
-    run_child(
-        ask,
-        run.log(f"infer-{name}"),
-        name=f"infer ({name})",
-        expect=lambda: None if out.is_file() else f"{out} is missing",
-        stall_s=STALL_S,
-    )
-    return read_jsonl(out)
+def _command(run: Run, adapters: dict[str, Path], version: Path) -> Command:
+    answers = version / ANSWERS / f"{BASE_NAME}.jsonl"
+    return infer_command(Job(run.profile, rows=version / QUERIES, output=answers, adapters=adapters))
+
+
+def _ask(run: Run, adapters: dict[str, Path], version: Path) -> Finished:
+    """Let the child answer for every policy. Raises `WorkFailed` with its log's tail, also where one policy's answers are missing."""
+    names = [BASE_NAME, *adapters]
+    (version / ANSWERS).mkdir()
+
+    def line(text: str) -> None:
+        name = text.removeprefix(ASKING)
+        if name != text and name in names:
+            run.progress("infer", names.index(name), len(names), text)
+
+    def missing() -> str | None:
+        files = [version / ANSWERS / f"{name}.jsonl" for name in names]
+        return next((f"{file} is missing" for file in files if not file.is_file()), None)
+
+    run.progress("infer", 0, len(names), "loading the engine")
+    child = _command(run, adapters, version)
+    return run_child(child, run.log("infer"), name="infer", on_line=line, expect=missing, stall_s=STALL_S)
 
 
 def _rows(run: Run, query: str | None, queries: Path | None) -> list[dict[str, Any]]:

@@ -55,6 +55,11 @@ class PolicyServer:
     _child: Child
     _lines: _Lines
 
+    @property
+    def peak_bytes(self) -> int:
+        """Largest memory of the server's whole tree so far."""
+        return self._child.peak_bytes
+
     def check(self) -> None:
         """Raises `WorkFailed` with the log's tail when the server or its engine is dead. Call it now and then: it also reads the log along."""
         self._child.check()
@@ -75,8 +80,8 @@ class _Lines:
             self.broken = next((word for word in _BROKEN if word in line), "")
 
 
-def command(run: Run, adapters: Mapping[str, Path], port: int) -> Command:
-    """What `serve` starts. Pure; raises `UserError` for a name that cannot be served."""
+def check_names(adapters: Mapping[str, Path]) -> None:
+    """Raise `UserError` for a name that cannot be served or asked, or a path that ms-swift's `name=path` cannot hold."""
     for name, path in adapters.items():
         if name == BASE_NAME or not NAME.fullmatch(name):
             raise UserError(
@@ -86,6 +91,11 @@ def command(run: Run, adapters: Mapping[str, Path], port: int) -> Command:
             raise UserError(
                 f"{path}: the server cannot take an adapter from a path with '=' in it; move or rename that folder."
             )
+
+
+def command(run: Run, adapters: Mapping[str, Path], port: int) -> Command:
+    """What `serve` starts. Pure; raises `UserError` for a name that cannot be served."""
+    check_names(adapters)
     return deploy_command(
         Job(run.profile, adapters=dict(adapters), port=port, concurrency=run.profile.evaluate.concurrency)
     )

@@ -69,7 +69,7 @@ def _make(run: Run, rows: Path, folder: Path, inputs: dict[str, str]) -> tuple[P
         "rows": report["kept"],
         "rows_dropped": {reason: count for reason, count in report["dropped"].items() if count},
         "longest_tokens": report["longest"],
-        "peak_memory_gib": round(trained.peak_rss_bytes / 2**30, 2),
+        "peak_memory_gib": round(trained.peak_bytes / 2**30, 2),
         "resumed_from": resume.name if resume else "",
     }
     return version, {"adapter": trained.adapter, "metrics": version / METRICS}, summary

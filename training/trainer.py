@@ -33,7 +33,7 @@ class Trained:
     steps: int
     rows: list[Metric]
     """What metrics.jsonl holds: one row a step, over all resumed parts."""
-    peak_rss_bytes: int
+    peak_bytes: int
 
 
 def train(
@@ -78,7 +78,7 @@ def train(
 
     done = run_child(command, run.log(step), name=step, on_line=line, expect=missing, stall_s=STALL_S)
     adapter = checkpoints.checkpoints(version)[0]
-    return Trained(adapter, int(adapter.name.rpartition("-")[2]), before + watch.rows(), done.peak_rss_bytes)
+    return Trained(adapter, int(adapter.name.rpartition("-")[2]), before + watch.rows(), done.peak_bytes)
 
 
 def _before(version: Path, last: int) -> list[Metric]:

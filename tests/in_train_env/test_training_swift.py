@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from swift.arguments import DeployArguments, InferArguments, RLHFArguments, SftArguments
+from swift.arguments import DeployArguments, RLHFArguments, SftArguments
 from transformers import HfArgumentParser
 
 from agents.task import Task, Verifier
@@ -23,7 +23,7 @@ from training.rows import prompt_row
 
 PROFILE = load_profile("smoke", environ={})
 TOOLS = schemas(("bash", "write_file"))
-PARSERS = {"sft": SftArguments, "grpo": RLHFArguments, "infer": InferArguments, "deploy": DeployArguments}
+PARSERS = {"sft": SftArguments, "grpo": RLHFArguments, "infer": DeployArguments, "deploy": DeployArguments}
 
 
 @cache
@@ -32,7 +32,7 @@ def parser(step: str) -> Any:
 
 
 def flags(command: Command) -> list[str]:
-    return command.argv[next(i for i, word in enumerate(command.argv) if word.startswith("swift.cli.")) + 1 :]
+    return command.argv[next(i for i, word in enumerate(command.argv) if word.startswith(("swift.cli.", "training.ask"))) + 1 :]
 
 
 @pytest.mark.parametrize("step", PARSERS)
