@@ -130,7 +130,9 @@ def end_on_sigterm() -> None:
 
 
 def show_pipeline(run: Run, results: list[StepResult], as_json: bool) -> None:
-    """The end of `all`: every step, whether it was run or reused and why, the verdicts, and where the report lies."""
+    """The end of `all`: every step, whether it was run or reused and why, the verdicts, where the report lies, and where the time went."""
+    from training.times import of_run, text
+
     if as_json:
         print(
             json.dumps({"run": run.run_id, "steps": [r.model_dump(mode="json") for r in results]}, ensure_ascii=False)
@@ -141,4 +143,5 @@ def show_pipeline(run: Run, results: list[StepResult], as_json: bool) -> None:
     for result in results:
         if "markdown" in result.outputs:
             print("\n" + result.outputs["markdown"].read_text())
-            print(f"report: {result.outputs['html']}")
+            print(f"report: {result.outputs['html'].as_uri()}")
+    print("\nWhere the time went (minutes:seconds)\n" + text(*of_run(run, results)))

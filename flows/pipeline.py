@@ -51,5 +51,7 @@ def pipeline(
         )
 
         results = [collected, exported, tuned, prepared, reinforced, evaluated, inferred, shown]
-        publish_all(results, f"Run `{run.run_id}`, profile `{p.name}`; profile, events and logs are in `{run.folder}`.")
+        publish_all(
+            run, results, f"Run `{run.run_id}`, profile `{p.name}`; profile, events and logs are in `{run.folder}`."
+        )
         return results

@@ -6,9 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prefect.artifacts import create_markdown_artifact
+from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
 from configs.manifest import StepResult
+from configs.run import Run
+from training.times import of_run
 
 
 def sentence(result: StepResult) -> str:
@@ -21,17 +23,22 @@ def sentence(result: StepResult) -> str:
 def publish(result: StepResult) -> None:
     """The step's artifact, under one key for all its runs, so that the UI shows its history."""
     create_markdown_artifact(markdown(result), key=result.step, description=sentence(result))
+    if "html" in result.outputs:
+        link = result.outputs["html"].as_uri()
+        create_link_artifact(link, "the report with its plots", key="report", description=f"{result.step}: {link}")
 
 
-def publish_all(results: Sequence[StepResult], note: str = "") -> None:
-    """The pipeline's artifact: every step, then the verdicts."""
+def publish_all(run: Run, results: Sequence[StepResult], note: str = "") -> None:
+    """The pipeline's artifact: every step, where the time went, then the verdicts."""
     create_markdown_artifact(
-        overview(results, note), key="pipeline", description="every step of this run, and the verdicts"
+        overview(results, note, of_run(run, results)),
+        key="pipeline",
+        description="every step of this run, and the verdicts",
     )
 
 
-def overview(results: Sequence[StepResult], note: str = "") -> str:
-    """A table of the steps, the summaries of those that count something, and the evaluation's own report."""
+def overview(results: Sequence[StepResult], note: str, times: tuple[Sequence[str], Sequence[Sequence[str]]]) -> str:
+    """A table of the steps, one of their times, the summaries of those that count something, and the evaluation's own report."""
     lines = [
         "# Pipeline",
         "",
@@ -43,6 +50,15 @@ def overview(results: Sequence[StepResult], note: str = "") -> str:
         f"| {r.step} | {'reused' if r.reused else 'made'} | {r.seconds:.0f} | {_cell(r.why)} | `{r.folder}` |"
         for r in results
     ]
+    header, rows = times
+    lines += [
+        "",
+        "## Where the time went (minutes:seconds)",
+        "",
+        f"| {' | '.join(header)} |",
+        "| --- " * len(header) + "|",
+    ]
+    lines += [f"| {' | '.join(row)} |" for row in rows]
     for result in results:
         if result.summary:
             lines += ["", markdown(result, level=2)]

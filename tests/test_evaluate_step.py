@@ -97,7 +97,10 @@ def test_policies_act_on_every_task_and_what_they_did_is_judged(run: Run, tasks:
     }
     assert report["differences"][0]["difference"] == pytest.approx(2 / 3)
     assert report["policies"][1]["stop_reasons"] == {"finished": 3}
-    assert report["time"]["episodes"] > 0
+    (took,) = report["time"]  # nothing is known of a training elsewhere
+    assert (took["step"], set(took["phases"])) == ("evaluation", {"start-up", "generation", "tools", "grading"})
+    assert 0 < sum(took["phases"].values()) <= took["seconds"] + 0.3  # rounded to tenths
+    assert result.summary["peak_memory_gib"] == took["peak_memory_gib"] > 0
     assert "sft: loss" in result.outputs["html"].read_text()
     assert str(ROOT) not in result.outputs["report"].read_text()
     again = evaluate(run, tasks, {"sft": adapter})

@@ -187,6 +187,7 @@ def test_verdicts_counts_and_progress_are_artifacts(house: House) -> None:
     assert artifacts["sft"].data is not None
     assert "loss" in str(artifacts["sft"].data)
     assert float(str(artifacts["grpo-progress"].data)) == 100.0
+    assert "| between the steps |" in overview
 
 
 def test_overrides_are_typed_and_a_wrong_one_is_refused(house: House) -> None:

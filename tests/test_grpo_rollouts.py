@@ -16,6 +16,7 @@ from configs.errors import UserError
 from configs.load import load_profile
 from sandboxes import SandboxError, SandboxGone, SandboxUnavailable
 from sandboxes.mock import NEVER, Fault, MockBackend
+from training.clock import parse
 from training.rollout import Rollouts
 
 TASK = Task(
@@ -194,3 +195,19 @@ async def test_a_failed_set_up_is_the_infrastructures_fault() -> None:
     record = await play(rollouts(MockBackend()), [DONE], task=broken)
     assert record.outcome.verdict is Verdict.NOT_SCORED
     assert "set-up of task t failed" in record.outcome.reason
+
+
+async def test_a_round_says_where_its_time_went_when_its_last_rollout_is_graded(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    room = rollouts(MockBackend())
+    await room.start({"a": TASK, "b": TASK})
+    await asyncio.sleep(0.2)  # the model writes
+    await room.turn("a", WRITE, turn(), last=False)
+    await room.finish("a", StopReason.FINISHED)
+    assert "agentexecutor seconds" not in capsys.readouterr().out
+    await room.turn("b", DONE, turn(), last=False)
+    await room.finish("b", StopReason.FINISHED)
+    (said,) = [parse(line) for line in capsys.readouterr().out.splitlines() if parse(line)]
+    assert said.keys() == {"generation", "tools", "grading"}
+    assert 0.19 < said["generation"] < 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,10 +22,12 @@ from training.checkpoints import CONFIG, WEIGHTS, check_adapter, new_version, ve
 from training.heldout import HeldoutEpisodes, Plan, Policy
 from training.models import check_model
 from training.page import html
+from training.probe import PROBES
 from training.report import build, headline, markdown
 from training.results import write_results
 from training.serve import command
 from training.sft import model_digest as model_digest
+from training.times import Spent, spent
 from training.trainer import METRICS
 from training.versions import train_versions
 
@@ -112,11 +114,13 @@ def _make(
         "html": folder / "report.html",
     }
     write_results(outputs["results"], outcome.rows)
-    training = {
-        f"{name} training": manifest.seconds
+    steps = [
+        spent(f"{name} training", manifest.seconds, manifest.summary)
         for name, path in adapters.items()
         if (manifest := read_manifest(path.parent))
-    }
+    ]
+    seconds = time.monotonic() - started
+    steps.append(Spent("evaluation", round(seconds, 1), outcome.time, outcome.peak_memory_gib))
     tokens = sum(row.completion_tokens for row in outcome.rows) if not outcome.reused else 0
     about: dict[str, Any] = {
         "model": profile.model.id,
@@ -130,12 +134,7 @@ def _make(
         "versions": installed,
         "reused_episodes": outcome.reused,
         "tokens_per_second": round(tokens / outcome.episodes_s, 1) if tokens and outcome.episodes_s else None,
-        "time": {
-            **training,
-            "policy server start": round(outcome.start_s, 1),
-            "episodes": round(outcome.episodes_s, 1),
-            "evaluation in all": round(time.monotonic() - started, 1),
-        },
+        "time": [asdict(step) for step in steps],
     }
     report = build(outcome.rows, names, profile.evaluate.attempts, about)
     report["headline"] = headline(report["policies"])
@@ -144,7 +143,8 @@ def _make(
     write_atomic(
         outputs["html"], html(report, {name: rows for name, path in adapters.items() if (rows := _metrics(path))})
     )
-    return folder, outputs, _summary(report)
+    measured = {"time": outcome.time, "peak_memory_gib": outcome.peak_memory_gib} if outcome.time else {}
+    return folder, outputs, _summary(report) | measured
 
 
 def _summary(report: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def settings(profile: Profile) -> dict[str, Any]:
         "max_tokens": profile.evaluate.max_tokens,
         "max_turns": profile.collect.max_turns,
         "tools": list(profile.collect.tools),
-        "seed": profile.seed,
+        **({"seed": profile.seed} if profile.evaluate.temperature > 0 else {}),  # greedy, it changes nothing
         "template": profile.model.template,
         "agent_template": profile.model.agent_template,
         "thinking": profile.model.thinking,
@@ -193,6 +193,6 @@ def adapter_digest(path: Path) -> str:
 
 
 def _metrics(adapter: Path) -> list[dict[str, float]]:
-    """The training's metrics beside an adapter; none where it was made elsewhere."""
-    file = adapter.parent / METRICS
-    return list(read_jsonl(file)) if file.is_file() else []
+    """The training's metrics beside an adapter, and its probes; none where it was made elsewhere."""
+    files = [adapter.parent / name for name in (METRICS, PROBES)]
+    return [row for file in files if file.is_file() for row in read_jsonl(file)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -176,7 +175,6 @@ def _make(
     done = int(resume.name.rsplit("-", 1)[-1]) if resume else 0
     _forget_after(folder, done)
     run.progress("grpo", done, 0, f"resuming after step {done}" if resume else "loading the model and the sampler")
-    started = time.monotonic()
     try:
         trained = train(run, "grpo", command(run, rows, adapter, folder, resume), folder, resume, shown=SHOWN)
     finally:
@@ -187,7 +185,7 @@ def _make(
     outputs = {"adapter": trained.adapter, "metrics": folder / METRICS, "rollouts": folder / ROLLOUTS}
     figures = summary(trained.rows)
     figures |= {
-        "seconds": round(time.monotonic() - started, 1),
+        "time": trained.time,
         "peak_memory_gib": round(trained.peak_bytes / 2**30, 2),
         "resumed_from": resume.name if resume else "",
     }

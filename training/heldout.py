@@ -21,6 +21,7 @@ from configs.run import Run
 from sandboxes.base import SandboxUnavailable
 from sandboxes.pool import SandboxPool
 from sandboxes.registry import make_for
+from training.clock import START, shared
 from training.results import Row, row_of
 from training.serve import PolicyServer, serve
 
@@ -55,6 +56,10 @@ class Gathered:
     episodes_s: float = 0.0
     """Seconds on the clock of all episodes together."""
     engine: str = "none"
+    time: dict[str, float] = field(default_factory=dict)
+    """Seconds on the clock by phase; the episodes' are shared out in proportion to their own timings."""
+    peak_memory_gib: float | None = None
+    """Of the server."""
 
 
 Place = tuple[str, str, int]
@@ -92,11 +97,11 @@ class HeldoutEpisodes:
             with serve(self.run, self.adapters) as server:
                 started = time.monotonic()
                 asyncio.run(self._hold(server, missing, len(places)))
-                outcome.start_s, outcome.engine, outcome.episodes_s = (
-                    server.start_s,
-                    server.engine,
-                    time.monotonic() - started,
-                )
+                outcome.start_s, outcome.engine = server.start_s, server.engine
+                outcome.episodes_s = time.monotonic() - started
+                outcome.peak_memory_gib = round(server.peak_bytes / 2**30, 2)
+            ran = [self.done[policy.name, task.id, attempt].timings for policy, task, attempt in missing]
+            outcome.time = {START: round(outcome.start_s, 1), **shared(outcome.episodes_s, ran)}
         outcome.rows = [
             row_of(policy.name, self.done[policy.name, task.id, attempt]) for policy, task, attempt in places
         ]

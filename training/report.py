@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from training.results import PHASES, Row
 from training.statistics import Count, paired, pass_at_k, pass_rate
+from training.times import Spent, table
 
 REPORT_VERSION: Final = 1
 
@@ -126,11 +127,7 @@ def tables(report: Mapping[str, Any]) -> list[Table]:
             ["policy", "reason", "episodes"],
             [[p["name"], reason, str(count)] for p in policies for reason, count in p["not_scored_reasons"].items()],
         ),
-        (
-            "Where the time went",
-            ["what", "seconds"],
-            [[what, f"{seconds:.1f}"] for what, seconds in report.get("time", {}).items()],
-        ),
+        ("Where the time went (minutes:seconds)", *table([Spent(**step) for step in report.get("time", [])])),
         (
             "Inside the episodes (seconds, summed over episodes that run at once)",
             ["policy", *PHASES, "tool calls", "completion tokens"],

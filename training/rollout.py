@@ -31,6 +31,7 @@ from sandboxes.background import in_background
 from sandboxes.base import Backend, FileRefused, Sandbox, SandboxError, SandboxUnavailable
 from sandboxes.pool import SandboxPool
 from sandboxes.registry import make_for
+from training.clock import GENERATION, PHASE_OF, Clock, line
 
 PROFILE_VARIABLE: Final = "AGENTEXECUTOR_RUN_PROFILE"
 """Path of the run's stored profile.yaml, for the plugin inside the trainer."""
@@ -49,6 +50,7 @@ class Live:
 
     task: Task
     messages: list[Message]
+    clock: Clock
     box: Sandbox | None = None
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     turns: list[Turn] = field(default_factory=list)
@@ -68,7 +70,8 @@ class Live:
     def timed(self, phase: str) -> Iterator[None]:
         began = time.monotonic()
         try:
-            yield
+            with self.clock.doing(PHASE_OF[phase]):
+                yield
         finally:
             self.timings[phase] += time.monotonic() - began
 
@@ -91,6 +94,8 @@ class Rollouts:
             backend or make_for(profile.sandboxes), run_id=run_id, concurrency=UNBOUNDED, lifetime_s=lifetime_s
         )
         self.live: dict[str, Live] = {}
+        self.clock = Clock()
+        self._unfinished = 0
         self._at_once = asyncio.Semaphore(profile.collect.concurrency)
 
     async def start(self, tasks: Mapping[str, Task]) -> None:
@@ -110,13 +115,15 @@ class Rollouts:
 
     async def _start(self, tasks: Mapping[str, Task]) -> None:
         for rollout, task in tasks.items():
-            self.live[rollout] = Live(task, initial_messages(task))
+            self.live[rollout] = Live(task, initial_messages(task), self.clock)
+        self._unfinished += len(tasks)
         results = await asyncio.gather(*(self._open(self.live[rollout]) for rollout in tasks), return_exceptions=True)
         for result in results:
             if isinstance(result, SandboxUnavailable):
                 raise UserError(str(result))
             if isinstance(result, BaseException):
                 raise result
+        self.clock.idle(GENERATION)
 
     async def _open(self, live: Live) -> None:
         """A rollout has no tokens yet, so a failed creation or set-up is simply tried again."""
@@ -183,6 +190,7 @@ class Rollouts:
         except Exception as error:  # as in _turn
             outcome = not_scored(f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))[-4000:])
         finally:
+            self._count_off()
             await live.stack.aclose()
         sampled = sum(len(turn.token_ids or []) for turn in live.turns)
         return Trajectory(
@@ -206,6 +214,14 @@ class Rollouts:
             run_id=self.pool.run_id,
             extra={"well_formed": live.well_formed},
         )
+
+    def _count_off(self) -> None:
+        """After the last rollout of a round no one waits for the model; the first rank, whose output is read, says where the time went."""
+        self._unfinished -= 1
+        if not self._unfinished:
+            self.clock.idle("")
+            if os.environ.get("RANK", "0") == "0":
+                print(line(self.clock.take()), flush=True)
 
     async def _outcome(self, live: Live) -> Outcome:
         if live.broken or live.box is None:

@@ -69,6 +69,7 @@ def _make(run: Run, rows: Path, folder: Path, inputs: dict[str, str]) -> tuple[P
         "rows": report["kept"],
         "rows_dropped": {reason: count for reason, count in report["dropped"].items() if count},
         "longest_tokens": report["longest"],
+        "time": trained.time,
         "peak_memory_gib": round(trained.peak_bytes / 2**30, 2),
         "resumed_from": resume.name if resume else "",
     }

@@ -13,6 +13,7 @@ from typing import Final, Literal
 from configs.files import read_jsonl, write_jsonl
 from configs.run import Run
 from training import checkpoints
+from training.clock import Steps
 from training.launch import Command
 from training.metrics import Logged, Watch, from_record, row, time_left
 from training.supervise import run_child
@@ -34,6 +35,8 @@ class Trained:
     rows: list[Metric]
     """What metrics.jsonl holds: one row a step, over all resumed parts."""
     peak_bytes: int
+    time: dict[str, float]
+    """Seconds of this run by phase (training/clock.py)."""
 
 
 def train(
@@ -55,12 +58,15 @@ def train(
     started = int(resume.name.rpartition("-")[2]) if resume else 0
     before = _before(version, started)
     write_jsonl(metrics, before)  # steps after the checkpoint happen again
+    clock = Steps()
     watch = Watch(step, run.profile.hardware.nproc * run.profile.hardware.nnodes)
 
     def line(text: str) -> None:
+        clock.heard(text)
         logged = watch.line(text)
         if logged is None or not logged.step:
             return
+        logged.values.update(clock.step(logged.values.get("train_speed(s/it)")))
         _append(metrics, watch.rows()[-1])
         figures = {name: logged.values[key] for name, key in shown.items() if key in logged.values}
         run.progress(step, logged.step, logged.max_steps, time_left(logged.seconds_left), **figures)
@@ -78,7 +84,7 @@ def train(
 
     done = run_child(command, run.log(step), name=step, on_line=line, expect=missing, stall_s=STALL_S)
     adapter = checkpoints.checkpoints(version)[0]
-    return Trained(adapter, int(adapter.name.rpartition("-")[2]), before + watch.rows(), done.peak_bytes)
+    return Trained(adapter, int(adapter.name.rpartition("-")[2]), before + watch.rows(), done.peak_bytes, clock.end())
 
 
 def _before(version: Path, last: int) -> list[Metric]:
