@@ -22,7 +22,7 @@ SHARES: Final[dict[Name, tuple[float, int]]] = {"train": (0.30, 0), "validation"
 """Split → its share of the words, and the remainder by three of its numbers."""
 
 LAPTOP: Final[dict[Name, int]] = {"train": 64, "validation": 48, "heldout": 192}
-SMOKE: Final[dict[Name, int]] = {"train": 4, "heldout": 2}
+SMOKE: Final[dict[Name, int]] = {"train": 4, "validation": 2, "heldout": 2}
 SEEDS: Final = {"laptop": 3, "smoke": 11}
 
 WORDS: Final = tuple(Path(__file__).with_name("words.txt").read_text(encoding="utf-8").split())

@@ -125,13 +125,13 @@ def load_tasks(path: Path) -> list[Task]:
     return tasks
 
 
-def refuse_overlap(train: list[Task], heldout: list[Task]) -> None:
-    """Raises `UserError` when a held-out task is also a training task, by digest, by id or by prompt."""
+def refuse_overlap(train: list[Task], heldout: list[Task], *, here: str = "training", there: str = "held-out") -> None:
+    """Raises `UserError` when a held-out task is also a training task, by digest, by id or by prompt; `here` and `there` name the two splits."""
     for key in ("digest", "id", "prompt"):
         shared = {getattr(t, key) for t in train} & {getattr(t, key) for t in heldout}
         if shared:
             names = sorted(t.id for t in heldout if getattr(t, key) in shared)
             raise UserError(
-                f"held-out task {names[0]!r} is also in the training split (same {key}; {len(names)} in all): "
+                f"{there} task {names[0]!r} is also in the {here} split (same {key}; {len(names)} in all): "
                 "remove it from one of the two files, or the evaluation measures memory."
             )

@@ -53,6 +53,17 @@ def write_jsonl(path: Path, rows: Iterable[Any]) -> None:
     write_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
+def append_lines(path: Path, rows: Iterable[Any]) -> None:
+    """Append one JSON object a line, all in one write, so that a crash cuts at most the last line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    raw = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode("utf-8", "replace")
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(handle, raw)
+    finally:
+        os.close(handle)
+
+
 def read_jsonl(path: Path) -> list[Any]:
     """Rows of a JSONL file. Raises `UserError` naming the first bad line."""
     try:

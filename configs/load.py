@@ -126,6 +126,9 @@ def load_profile(
         update={
             "paths": profile.paths.model_copy(update=paths),
             "collect": profile.collect.model_copy(update={"tasks": _absolute(profile.collect.tasks)}),
+            "grpo": profile.grpo.model_copy(
+                update={"validation": profile.grpo.validation and _absolute(profile.grpo.validation)}
+            ),
             "evaluate": profile.evaluate.model_copy(update={"tasks": _absolute(profile.evaluate.tasks)}),
         }
     )

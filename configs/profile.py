@@ -197,6 +197,13 @@ class Grpo(Section):
     """Reward of a rollout whose every tool call was well-formed and which failed; the verdict itself is worth 1."""
 
     save_steps: int = Field(ge=1)
+    validation: Path | None = None
+    """JSONL of validation tasks, never training or held-out ones. They are played at the start and after each saved checkpoint, as `evaluate` would:
+    the best checkpoint is the result, and a collapse ends the training. None: the last checkpoint is."""
+
+    probe_tasks: int | None = Field(default=None, ge=1)
+    """Only the first validation tasks of the file, which interleaves families; None takes all."""
+
     log_completions: bool = True
     extra: dict[str, Any] = Field(default_factory=dict)
     """Further ms-swift arguments by their own names, put last on the command line."""

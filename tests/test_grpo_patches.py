@@ -11,3 +11,8 @@ from tests.train_env import provision, run_inside
 def test_the_fixes_hold_in_the_train_environment() -> None:
     provision("smoke")
     run_inside("test_grpo_tokens.py")
+
+
+@pytest.mark.slow  # 15 s
+def test_the_guard_decides_on_real_tensors_inside_the_train_environment() -> None:
+    run_inside("test_grpo_guard.py")

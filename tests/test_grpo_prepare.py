@@ -15,7 +15,7 @@ from configs.errors import UserError
 from configs.files import read_jsonl
 from configs.load import ROOT, load_profile
 from configs.run import Layout, Run
-from training import grpo
+from training import grpo, validation
 
 
 def run(tmp_path: Path, name: str = "smoke", **flags: Any) -> Run:
@@ -89,7 +89,7 @@ def test_what_was_made_after_the_last_checkpoint_is_taken_back_on_resume(tmp_pat
     (tmp_path / "metrics.jsonl").write_text(
         '{"step": 1.0, "reward": 0.5}\n{"step": 2.0, "reward": 0.6}\n{"step": 3.0, "reward": 0.7}\n'
     )
-    grpo._forget_after(tmp_path, 2)
+    validation.forget_after(tmp_path, 2)
     assert [row["extra"]["step"] for row in read_jsonl(folder / "rank0.jsonl")] == [1, 1, 2]
 
 

@@ -136,6 +136,7 @@ GRPO: Final[list[Flag]] = [
     Flag("reward_funcs", lambda j: REWARD, ""),
     Flag("external_plugins", lambda j: _plugins(j, [GRPO_PLUGIN]), ""),
     Flag("log_completions", lambda j: j.profile.grpo.log_completions, ""),
+    Flag("log_entropy", lambda j: True, "of the sampled tokens, in the loss's own pass: shows a policy that always says the same"),
     Flag("log_rollout_offpolicy_metrics", lambda j: True, "trainer against sampler: shows a stale or doubled adapter"),
     Flag("save_steps", lambda j: j.profile.grpo.save_steps, ""),
     Flag("use_vllm", lambda j: j.profile.rollout.engine != "transformers", ""),

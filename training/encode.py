@@ -84,6 +84,13 @@ class Encoder:
             processor, template_type=template, agent_template=agent_template, enable_thinking=THINKING[thinking]
         )
 
+    @classmethod
+    def of(cls, template: Any) -> Encoder:
+        """With a template that is loaded already; its mode is changed."""
+        made = cls.__new__(cls)
+        made.template = template
+        return made
+
     def row(self, row: dict[str, Any]) -> tuple[list[int], list[int]]:
         """Token ids and labels (-100 is not trained) of a whole row."""
         self.template.set_mode("train")

@@ -12,10 +12,13 @@ from training.report import tables
 CURVES: Final = (
     ("loss", "loss", "loss"),
     ("reward", "reward", "mean reward of scored rollouts"),
+    ("agent/pass_rate", "pass rate of the rollouts", "share of scored ones"),
+    ("pass_rate", "pass rate on validation tasks", "share of scored ones"),
+    ("entropy/mean", "entropy of the sampled tokens", "nats"),
     ("rollout_correction/k3_kl", "gap between trainer and sampler", "KL"),
     ("kl", "KL to the adapter it started from", "KL"),
 )
-"""Key of metrics.jsonl, what it is called, and its unit. `loss` is drawn for SFT alone: GRPO's says nothing about progress."""
+"""Key of metrics.jsonl or probes.jsonl, what it is called, and its unit. `loss` is drawn for SFT alone: GRPO's says nothing about progress."""
 
 STYLE: Final = """body{font:15px/1.5 system-ui,sans-serif;color:#1f2430;max-width:1000px;margin:2rem auto;padding:0 1rem}
 table{border-collapse:collapse;margin:.5rem 0 1.5rem;font-variant-numeric:tabular-nums}

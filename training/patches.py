@@ -16,6 +16,7 @@ from configs.errors import UserError
 from training.base_sync import unsafe_reason
 from training.forwards import no_needless_forwards
 from training.patching import expect, replace
+from training.probe import validation_probes
 from training.scored import only_scored
 
 KNOWN: Final = ("4.6.0",)
@@ -250,5 +251,6 @@ PATCHES: Final[dict[str, Callable[[], str]]] = {
     "only signal teaches": only_scored,
     "needless forward passes": no_needless_forwards,
     "trainer against sampler": watch_gap,
+    "validation probes and alarms": validation_probes,
     "sandboxes end with the training": close_sandboxes,
 }

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from configs.files import read_jsonl, write_jsonl
 from configs.run import Run
@@ -16,6 +16,7 @@ from training import checkpoints
 from training.clock import Steps
 from training.launch import Command
 from training.metrics import Logged, Watch, from_record, row, time_left
+from training.probe import heard
 from training.supervise import run_child
 
 METRICS: Final = "metrics.jsonl"
@@ -52,7 +53,8 @@ def train(
     """Train in `version`, from `resume` where given.
 
     `shown` maps a figure of the progress to ms-swift's key. `on_step` sees every logged step and may raise to stop. Raises `WorkFailed` with the
-    log's tail for a failure, a loss that is no number, several trainings instead of one, or an end without the last step's checkpoint.
+    log's tail for a failure, a loss that is no number, several trainings instead of one, or an end without the last step's checkpoint (or that of the step
+    after which the trainer said it would stop).
     """
     metrics = version / METRICS
     started = int(resume.name.rpartition("-")[2]) if resume else 0
@@ -61,8 +63,21 @@ def train(
     clock = Steps()
     watch = Watch(step, run.profile.hardware.nproc * run.profile.hardware.nnodes)
 
+    stopped: list[int] = []
+
+    def told(said: dict[str, Any]) -> None:
+        """Pass on what the trainer itself has to say; a stop that it announces is no early end."""
+        kind, note = str(said.pop("kind")), str(said.pop("note"))
+        stopped.extend([int(said["at"])] if kind == "stop" else [])
+        run.event(kind, step=step, note=note, **said)
+        at = watch.steps[-1] if watch.steps else None
+        figures = {"validation": float(said["pass_rate"])} if "pass_rate" in said else {}
+        run.progress(step, at.step if at else started, at.max_steps if at else 0, note, **figures)
+
     def line(text: str) -> None:
         clock.heard(text)
+        if (said := heard(text)) is not None:
+            told(said)
         logged = watch.line(text)
         if logged is None or not logged.step:
             return
@@ -75,7 +90,7 @@ def train(
 
     def missing() -> str | None:
         found = checkpoints.checkpoints(version)
-        last = watch.steps[-1].max_steps if watch.steps else started
+        last = stopped[0] if stopped else watch.steps[-1].max_steps if watch.steps else started
         if not found:
             return f"there is no checkpoint in {version}"
         if found[0].name != f"checkpoint-{last}":
