@@ -1,0 +1,1 @@
+"""What was measured: figures beside something run on the same tasks, and the commands that make them again. No part of the product imports this."""
