@@ -102,8 +102,11 @@ def opened(
 
 
 def check_splits(profile: Profile) -> None:
-    """Refuse broken task files and a held-out task that is also a training task, before anything is paid for. Raises `UserError`."""
+    """Refuse broken task files and a task that is in two of the splits, before anything is paid for. Raises `UserError`."""
+    from training.validation import refuse_known, validation_tasks
+
     refuse_overlap(load_tasks(profile.collect.tasks), load_tasks(profile.evaluate.tasks))
+    refuse_known(profile, validation_tasks(profile))
 
 
 def run_name() -> str:

@@ -17,6 +17,7 @@ from agents.trajectory import Outcome, StopReason, Trajectory, Verdict
 from configs.errors import UserError
 from configs.files import append_lines, read_jsonl, write_jsonl
 from configs.load import load_profile
+from tasks_lib.parameters import check_splits
 from training import grpo, probe, validation
 from training.checkpoints import CONFIG, WEIGHTS, last_whole
 from training.collapse import collapsed, entropy_gone, fall, falling, worse
@@ -235,15 +236,22 @@ def task(name: str) -> Task:
 def test_validation_tasks_that_are_trained_on_or_held_out_are_refused_by_name(tmp_path: Path) -> None:
     for split in ("train", "held"):
         write_jsonl(tmp_path / f"{split}.jsonl", [task(split).model_dump(mode="json")])
-    flags = {"collect.tasks": tmp_path / "train.jsonl", "evaluate.tasks": tmp_path / "held.jsonl"}
-    profile = load_profile("smoke", flags={key: str(path) for key, path in flags.items()}, environ={})
+    profile = load_profile("smoke", flags=_paths(tmp_path), environ={})
     rows = tmp_path / "rows.jsonl"
     write_jsonl(rows, grpo.prompt_rows(profile, [task("other")]))
     for name, split in {"other": "training", "train": "training", "held": "held-out"}.items():
         with pytest.raises(UserError, match=f"validation task '{name}' is also in the {split} split"):
             validation.inputs(profile, [task(name)], rows)
     assert set(validation.inputs(profile, [task("new")], rows)) == {"validation"}
+    write_jsonl(tmp_path / "validation.jsonl", [task("held").model_dump(mode="json")])
+    with pytest.raises(UserError, match="validation task 'held' is also in the held-out split"):
+        check_splits(load_profile("smoke", flags=_paths(tmp_path), environ={}))  # before anything is paid for
     assert validation.inputs(profile, [], rows) == {}
+
+
+def _paths(folder: Path) -> dict[str, str]:
+    names = {"collect.tasks": "train", "evaluate.tasks": "held", "grpo.validation": "validation"}
+    return {key: str(folder / f"{name}.jsonl") for key, name in names.items()}
 
 
 def test_what_a_choice_depends_on_is_tasks_and_how_and_when_they_are_played_and_no_path(tmp_path: Path) -> None:

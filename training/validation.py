@@ -37,14 +37,23 @@ def validation_tasks(profile: Profile) -> list[Task]:
     return load_tasks(profile.grpo.validation)[: profile.grpo.probe_tasks] if profile.grpo.validation else []
 
 
+def refuse_known(profile: Profile, tasks: Sequence[Task], trained: Sequence[Task] = ()) -> None:
+    """Raises `UserError` for a validation task that is trained on (among `trained`, too) or held out."""
+    splits = [(list(trained), "training")]
+    splits += [
+        (load_tasks(file), name)
+        for file, name in ((profile.collect.tasks, "training"), (profile.evaluate.tasks, "held-out"))
+        if tasks and file.is_file()
+    ]
+    for split, name in splits:
+        refuse_overlap(split, list(tasks), here=name, there="validation")
+
+
 def inputs(profile: Profile, tasks: Sequence[Task], rows: Path) -> dict[str, str]:
-    """What decides the choice of a checkpoint, by digest; empty without tasks. Raises `UserError` for a task that is trained on, or held out."""
+    """What decides the choice of a checkpoint, by digest; empty without tasks. Raises `UserError` as `refuse_known` does, also for tasks of `rows`."""
     if not tasks:
         return {}
-    trained = [Task.model_validate_json(row["task"]) for row in read_jsonl(rows)]
-    known = [load_tasks(file) for file in (profile.collect.tasks, profile.evaluate.tasks) if file.is_file()]
-    for split, name in zip([trained, *known], ("training", "training", "held-out"), strict=False):
-        refuse_overlap(split, list(tasks), here=name, there="validation")
+    refuse_known(profile, tasks, [Task.model_validate_json(row["task"]) for row in read_jsonl(rows)])
     how = profile.evaluate.model_dump(mode="json", include={"temperature", "max_tokens"})
     return {
         "validation": digest_json(
