@@ -21,7 +21,11 @@ from tasks_lib.parameters import check_splits
 from training import grpo, probe, validation
 from training.checkpoints import CONFIG, WEIGHTS, last_whole
 from training.collapse import collapsed, entropy_gone, fall, falling, worse
+from training.evaluate import _metrics
 from training.metrics import Logged
+from training.page import html
+from training.report import build
+from training.trainer import METRICS
 
 Passed = list[bool | None]
 
@@ -279,3 +283,14 @@ def test_local_sandboxes_let_a_probe_play_many_tasks_together_and_others_what_a_
     assert probe.at_once(load_profile("laptop", environ={})) == probe.LOCAL
     assert probe.at_once(load_profile("laptop", flags={"rollout.engine": "transformers"}, environ={})) == 16
     assert probe.at_once(load_profile("laptop", flags={"sandboxes.backend": "e2b"}, environ={})) == 16
+
+
+def test_the_page_draws_probes_entropy_and_pass_rate_by_step(tmp_path: Path) -> None:
+    row = {"step": 2.0, "reward": 0.5, "entropy/mean": 0.3, "agent/pass_rate": 0.4}
+    append_lines(tmp_path / METRICS, [row])
+    append_lines(tmp_path / probe.PROBES, [*curve(20, 30), made(4, [None] * 4)])
+    report = build([], ["grpo"], 1, {"model": "m", "headline": "h"})
+    page = html(report, {"grpo": _metrics(tmp_path / "checkpoint-2")})
+    for title in ("pass rate on validation tasks", "entropy of the sampled tokens", "pass rate of the rollouts"):
+        assert f"grpo: {title}" in page
+    assert "nan" not in page.lower()
