@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from agentexecutor.console import end_on_sigterm
 from benchmarks.document import DECLARED, publish
@@ -33,9 +33,6 @@ from configs.load import ROOT, dump_profile, load_profile
 from configs.profile import Profile
 from training.launch import SECRET, Command
 from training.supervise import spawn_child
-
-GRACE_S: Final = 60.0
-"""Seconds that `all` gets to end its own children, which have 15 s and 5 s themselves."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -107,7 +104,6 @@ def supervised(command: Command, seed: int, folder: Path) -> None:
         folder / "all.log",
         name=f"seed {seed}",
         on_line=lambda line: print(f"seed {seed}: {line}", file=sys.stderr, flush=True),
-        grace_s=GRACE_S,
     ) as child:
         while (code := child.poll()) is None:
             time.sleep(0.5)
