@@ -143,5 +143,5 @@ def show_pipeline(run: Run, results: list[StepResult], as_json: bool) -> None:
     for result in results:
         if "markdown" in result.outputs:
             print("\n" + result.outputs["markdown"].read_text())
-            print(f"report: {result.outputs['html'].as_uri()}")
+            print(f"report: {result.outputs['html'].absolute().as_uri()}")
     print("\nWhere the time went (minutes:seconds)\n" + text(*of_run(run, results)))

@@ -24,7 +24,7 @@ def publish(result: StepResult) -> None:
     """The step's artifact, under one key for all its runs, so that the UI shows its history."""
     create_markdown_artifact(markdown(result), key=result.step, description=sentence(result))
     if "html" in result.outputs:
-        link = result.outputs["html"].as_uri()
+        link = result.outputs["html"].absolute().as_uri()
         create_link_artifact(link, "the report with its plots", key="report", description=f"{result.step}: {link}")
 
 

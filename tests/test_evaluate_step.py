@@ -20,7 +20,7 @@ from agents.task import load_tasks
 from configs.errors import UserError, WorkFailed
 from configs.load import ROOT, dump_profile, load_profile
 from configs.run import Layout, Progress, Run
-from training.evaluate import evaluate
+from training.evaluate import evaluate, settings
 from training.keeper import descendants
 from training.results import read_results
 from training.serve import command, serve
@@ -132,6 +132,18 @@ def test_another_adapter_costs_only_its_own_episodes(run: Run, tasks: Path, adap
     report = json.loads(evaluate(run, tasks, {"sft": adapter, "grpo": other}).outputs["report"].read_text())
     assert report["reused_episodes"] == 6
     assert [p["name"] for p in report["policies"]] == ["base", "sft", "grpo"]
+
+
+def test_the_seed_decides_only_what_is_sampled(run: Run, tasks: Path, adapter: Path) -> None:
+    evaluate(run, tasks, {"sft": adapter})
+    assert evaluate(with_seed(run, 7), tasks, {"sft": adapter}).reused
+    assert "seed" not in settings(run.profile)
+    warm = run.profile.evaluate.model_copy(update={"temperature": 1.0})
+    assert settings(run.profile.model_copy(update={"evaluate": warm}))["seed"] == run.profile.seed
+
+
+def with_seed(run: Run, seed: int) -> Run:
+    return Run(run.profile.model_copy(update={"seed": seed}), run.run_id)
 
 
 def test_a_failure_of_the_infrastructure_is_not_scored_and_is_tried_again_by_the_next_call(

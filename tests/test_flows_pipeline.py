@@ -188,6 +188,8 @@ def test_verdicts_counts_and_progress_are_artifacts(house: House) -> None:
     assert "loss" in str(artifacts["sft"].data)
     assert float(str(artifacts["grpo-progress"].data)) == 100.0
     assert "| between the steps |" in overview
+    assert "file:///" in str(artifacts["report"].data)
+    assert "/report.html" in str(artifacts["report"].data)
 
 
 def test_overrides_are_typed_and_a_wrong_one_is_refused(house: House) -> None:

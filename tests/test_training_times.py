@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from agentexecutor.console import show_pipeline
+from configs.load import load_profile
+from configs.manifest import StepResult
+from configs.run import new_run
 from training.times import Spent, minutes, table, text
 
 
@@ -41,6 +49,24 @@ def test_a_reused_step_shows_what_it_took_and_takes_nothing_of_this_run() -> Non
     assert rows[0][0] == "sft (reused)"
     assert [row[-3:-1] for row in rows] == [["1:40", "–"], ["0:50", "83%"], ["0:10", "17%"], ["1:00", "100%"]]
     assert rows[-1][1] == "0:50"
+
+
+def test_the_end_of_all_shows_the_report_as_a_link_and_where_the_time_went(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = new_run(load_profile("smoke", environ={}, flags={"paths.output": str(tmp_path)}))
+    (tmp_path / "report.md").write_text("# Evaluation\n")
+    outputs = {"markdown": tmp_path / "report.md", "html": tmp_path / "report.html"}
+    took = {"time": {"start-up": 30.0, "generation": 90.0}, "peak_memory_gib": 5.0}
+    evaluated = StepResult(step="evaluate", folder=tmp_path, outputs=outputs, digest="", summary=took, seconds=125.0)
+    show_pipeline(run, [evaluated], as_json=False)
+    said = capsys.readouterr().out
+    assert f"report: {(tmp_path / 'report.html').as_uri()}" in said
+    last = said[said.index("Where the time went") :].splitlines()[1:]
+    assert [line.split() for line in last[:2]] == [
+        ["step", "start-up", "generation", "other", "total", "share", "peak", "memory"],
+        ["evaluate", "0:30", "1:30", "0:05", "2:05", "100%", "5.0", "GiB"],
+    ]
 
 
 def test_nothing_known_is_no_row_and_a_minute_is_never_sixty_seconds() -> None:
