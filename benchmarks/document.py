@@ -105,7 +105,15 @@ def _each(data: Data, counts: Mapping[str, list[dict[str, Count]]]) -> str:
         rows.append(
             [seed["seed"], *map(_passes, own.values()), points(d.difference), between, tasks, f"{d.p_value:.2g}", lost]
         )
-    header = ["seed", *SHOWN.values(), "GRPO − SFT", "95% interval", "tasks better / worse", "exact p", "not scored"]
+    header = [
+        "seed",
+        *SHOWN.values(),
+        "GRPO − SFT, points",
+        "95% interval",
+        "tasks better / worse",
+        "exact p",
+        "not scored",
+    ]
     return _table(header, rows)
 
 
@@ -150,7 +158,7 @@ def _families(data: Data, counts: Mapping[str, list[dict[str, Count]]]) -> str:
         m: Mean = pooled(own["grpo"], own["sft"]).over_tasks
         passes = [_passes(_merged(own[policy])) for policy in POLICIES]
         rows.append([family, m.units, *passes, points(m.value), _range(m.low, m.high)])
-    return _table(["family", "tasks", *SHOWN.values(), "GRPO − SFT", "95% interval over tasks"], rows)
+    return _table(["family", "tasks", *SHOWN.values(), "GRPO − SFT, points", "95% interval over tasks"], rows)
 
 
 def _cost(data: Data) -> str:
