@@ -18,7 +18,7 @@ from configs.errors import UserError
 from configs.files import append_lines, read_jsonl, write_jsonl
 from configs.load import load_profile
 from tasks_lib.parameters import check_splits
-from training import grpo, probe, validation
+from training import grpo, guard, probe, validation
 from training.checkpoints import CONFIG, WEIGHTS, last_whole
 from training.collapse import collapsed, entropy_gone, fall, falling, worse
 from training.evaluate import _metrics
@@ -169,7 +169,7 @@ def test_entropy_that_is_nearly_gone_is_told_once(tmp_path: Path) -> None:
 def test_a_notice_is_heard_also_behind_a_progress_bar_and_nothing_else_is() -> None:
     line = probe.notice("probe", "probe after step 4: 23 of 48", at=4, pass_rate=0.5)
     said = {"kind": "probe", "note": "probe after step 4: 23 of 48", "at": 4, "pass_rate": 0.5}
-    assert probe.heard(line) == probe.heard("Train:  50%|███ | 2/4 [00:10<00:10]" + line) == said
+    assert probe.heard(line) == probe.heard(f"Train:  50%|███ | 2/4 [00:10<00:10]{line}Train: 75%") == said
     assert probe.heard("agentexecutor patch no dropout: applied") is None
     assert probe.heard(line[:-9]) is None
 
@@ -280,9 +280,9 @@ def test_a_profile_plays_only_the_first_tasks_it_asks_for() -> None:
 
 
 def test_local_sandboxes_let_a_probe_play_many_tasks_together_and_others_what_a_step_holds() -> None:
-    assert probe.at_once(load_profile("laptop", environ={})) == probe.LOCAL
-    assert probe.at_once(load_profile("laptop", flags={"rollout.engine": "transformers"}, environ={})) == 16
-    assert probe.at_once(load_profile("laptop", flags={"sandboxes.backend": "e2b"}, environ={})) == 16
+    assert guard.at_once(load_profile("laptop", environ={})) == guard.LOCAL
+    assert guard.at_once(load_profile("laptop", flags={"rollout.engine": "transformers"}, environ={})) == 16
+    assert guard.at_once(load_profile("laptop", flags={"sandboxes.backend": "e2b"}, environ={})) == 16
 
 
 def test_the_page_draws_probes_entropy_and_pass_rate_by_step(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from typing import Any, Final
 from configs.errors import UserError
 from training.base_sync import unsafe_reason
 from training.forwards import no_needless_forwards
+from training.guard import validation_probes
 from training.patching import expect, replace
-from training.probe import validation_probes
 from training.scored import only_scored
 
 KNOWN: Final = ("4.6.0",)

@@ -1,7 +1,9 @@
-"""What the guard of a GRPO training decides (training/probe.py), on real tensors and a real TrainerControl; its probes are given."""
+"""What the guard of a GRPO training decides (training/guard.py), on real tensors and a real TrainerControl; its probes are given."""
 
 from __future__ import annotations
 
+import contextlib
+import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,8 @@ from transformers import TrainerControl, TrainerState
 
 from configs.files import append_lines, write_jsonl
 from configs.load import load_profile
-from training.probe import PROBES, Guard, heard
+from training.guard import Guard
+from training.probe import PROBES, heard
 
 TASKS = 20
 
@@ -135,3 +138,45 @@ def test_a_resumed_training_knows_the_rewards_of_the_steps_before(tmp_path: Path
     guard = Given(tmp_path, 10)
     guard.begin(2)
     assert guard.steps == [[1 / 2], [1 / 3]]
+
+
+class Sampler(SimpleNamespace):
+    """What a probe changes of a trainer, and what it must find again."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(
+            args=SimpleNamespace(output_dir=str(folder), max_turns=3, sleep_level=0),
+            request_config=SimpleNamespace(temperature=1.0, max_tokens=77),
+            multi_turn_scheduler=SimpleNamespace(max_turns=3),
+            model=torch.nn.Linear(1, 1),
+            use_fast_infer=True,
+        )
+        self.resets = 0
+
+    def _reset_vllm_cache(self) -> None:
+        self.resets += 1
+
+
+def test_a_probe_samples_as_evaluate_does_and_leaves_the_trainer_and_every_random_state_as_they_were(
+    tmp_path: Path,
+) -> None:
+    trainer, profile = Sampler(tmp_path), load_profile("smoke", environ={})
+    guard = Guard(trainer, profile, [{}])
+    torch.manual_seed(1)
+    random.seed(1)
+    expected = torch.rand(3).tolist(), random.random()
+    torch.manual_seed(1)
+    random.seed(1)
+    with contextlib.suppress(ZeroDivisionError), guard._evaluating():
+        config = trainer.request_config
+        assert (config.temperature, config.max_tokens) == (profile.evaluate.temperature, profile.evaluate.max_tokens)
+        assert trainer.args.max_turns == trainer.multi_turn_scheduler.max_turns == profile.collect.max_turns
+        torch.rand(100)
+        random.random()
+        raise ZeroDivisionError
+    assert (torch.rand(3).tolist(), random.random()) == expected
+    assert trainer.request_config == SimpleNamespace(temperature=1.0, max_tokens=77)
+    assert trainer.args.max_turns == trainer.multi_turn_scheduler.max_turns == 3
+    with guard._evaluating():
+        pass
+    assert trainer.resets == 1
