@@ -25,6 +25,11 @@ sys.path.insert(0, str(ROOT))
 from configs.load import dump_profile, load_profile  # noqa: E402
 
 STEPS = ["collect", "export", "sft", "rl-prepare", "grpo", "evaluate", "infer", "demo"]
+PHASES = {
+    "sft": {"start-up", "training"},
+    "grpo": {"start-up", "generation", "tools", "grading", "training"},
+    "evaluate": {"start-up", "generation", "tools", "grading"},
+}
 
 
 def smoke_profile(folder: Path, name: str = "smoke") -> Path:
@@ -57,6 +62,10 @@ def test_the_smoke_pipeline_runs_whole_and_a_second_run_reuses_every_step(tmp_pa
     assert (Path(by_name["grpo"]["outputs"]["adapter"]) / "adapter_model.safetensors").stat().st_size > 0
     report = json.loads(Path(by_name["evaluate"]["outputs"]["report"]).read_text())
     assert [p["name"] for p in report["policies"]] == ["base", "sft", "grpo"]
+    for step, phases in PHASES.items():
+        took = by_name[step]["summary"]["time"]
+        assert phases <= took.keys()
+        assert 0 < sum(took.values()) <= by_name[step]["seconds"] + 0.5  # rounded to tenths
     answers = [json.loads(line) for line in Path(by_name["infer"]["outputs"]["inference"]).read_text().splitlines()]
     assert [a["policy"] for a in answers] == ["base", "sft", "grpo"]
     print(f"smoke pipeline: {seconds:.0f} s")
