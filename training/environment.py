@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Literal, NamedTuple
 
+from configs.load import ROOT
 from configs.profile import Profile
 
 Kind = Literal["sft", "grpo", "infer", "deploy", "encode"]
@@ -40,9 +41,10 @@ VARIABLES: Final[list[Variable]] = [
     Variable("DO_NOT_TRACK", lambda p, k: "1", "as above"),
     Variable("CUDA_VISIBLE_DEVICES", lambda p, k: _cpu(p, ""), "a CPU profile stays on CPU beside a card"),
     Variable("DS_ACCELERATOR", lambda p, k: _cpu(p, "cpu"), "deepspeed would look for a card"),
-    Variable("VLLM_PLUGINS", lambda p, k: _cpu(p, "none"), "ms-swift's embedding plugin imports torchvision"),
+    Variable("VLLM_PLUGINS", lambda p, k: _cpu(p, "agentexecutor"), "training/cpu_lora.py and no other: ms-swift's embedding plugin imports torchvision"),
+    Variable("PYTHONPATH", lambda p, k: _cpu(p, str(ROOT / "training" / "plugins")), "vLLM finds that plugin by the entry point there"),
     Variable("VLLM_CPU_KVCACHE_SPACE", lambda p, k: _cpu(p, "1"), "GiB; without it vLLM claims 90% of the memory"),
-    Variable("VLLM_ENABLE_V1_MULTIPROCESSING", lambda p, k: _cpu(p, "0") if k in ("grpo", "infer") else None, "the engine lives in the rank that syncs it"),
+    Variable("VLLM_ENABLE_V1_MULTIPROCESSING", lambda p, k: _cpu(p, "0"), "the engine lives in the process that syncs and patches it"),
     Variable("VLLM_CPU_OMP_THREADS_BIND", lambda p, k: _cpu(p, _threads(p)) if k == "deploy" else None, "the default leaves one of two cores idle"),
 ]
 # fmt: on
