@@ -10,18 +10,24 @@ import pytest
 
 from agents.trajectory import Trajectory, Verdict
 from configs.files import read_jsonl
+from configs.load import ROOT
 from configs.run import Layout, Run
 from sandboxes.registry import make_for
 from tests.grpo_kit import start
 from training import grpo
 from training.checkpoints import broken
 from training.rollout import rank_run_id
+from training.validation import validation_tasks
+
+COLLAPSING = ROOT / "tests" / "in_train_env" / "collapsing_plugin.py"
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Any, Path]:
-    """One GRPO run of two steps from an adapter that is not zero; about 90 s."""
-    run, rows, adapter = start(tmp_path_factory.mktemp("zero3"), "smoke-zero3")
+    """One GRPO run from an adapter that is not zero, with probes of seven tasks on two ranks; it is ended after step 2 of 3. About 120 s."""
+    flags: dict[str, Any] = {"grpo.validation": "datasets/laptop/validation.jsonl", "grpo.probe_tasks": 7}
+    flags |= {"grpo.max_steps": 3, "grpo.extra": {"external_plugins": [str(COLLAPSING)]}}
+    run, rows, adapter = start(tmp_path_factory.mktemp("zero3"), "smoke-zero3", **flags)
     return run, grpo.grpo(run, rows, adapter), adapter
 
 
@@ -36,7 +42,7 @@ def test_two_processes_train_one_adapter_under_zero3(trained: tuple[Run, Any, Pa
     run, result, _ = trained
     assert [row["step"] for row in read_jsonl(result.outputs["metrics"])] == [1.0, 2.0]
     assert broken(result.outputs["adapter"]) is None
-    assert result.outputs["adapter"].name == "checkpoint-2"
+    assert broken(result.folder / "checkpoint-2", resumable=True) is None
     log = run.log("grpo").read_text()
     assert "first base sync: applied" in log
     assert "skipped; vLLM has loaded the same base" in log
@@ -71,6 +77,30 @@ def test_sampler_and_trainer_agree_also_after_the_second_sync(trained: tuple[Run
     gaps = [row["rollout_correction/log_ppl_abs_diff"] for row in read_jsonl(trained[1].outputs["metrics"])]
     assert len(gaps) == 2
     assert max(gaps) < 1e-4  # the adapter's dropout alone would give more
+
+
+@pytest.mark.slow
+def test_two_ranks_share_the_validation_tasks(trained: tuple[Run, Any, Path]) -> None:
+    result = trained[1]
+    probes = read_jsonl(result.outputs["probes"])
+    assert [(probe["step"], probe["tasks"], probe["scored"]) for probe in probes] == [(0, 7, 7), (1, 7, 7), (2, 7, 7)]
+    played = read_jsonl(result.outputs["rollouts"] / "probes.jsonl")
+    rows = read_jsonl(result.folder / "validation.jsonl")
+    assert {row["task_id"] for row in rows} == {task.id for task in validation_tasks(trained[0].profile)}
+    assert [row["task_id"] for row in played] == [row["task_id"] for row in rows] * 3
+    assert {(row["extra"]["mode"], row["extra"]["step"]) for row in played} == {("probe", step) for step in (0, 1, 2)}
+    assert all(row["turns"] and "advantage" not in row["extra"] for row in played)
+
+
+@pytest.mark.slow
+def test_a_collapse_ends_the_training_and_the_best_checkpoint_is_the_result(trained: tuple[Run, Any, Path]) -> None:
+    run, result, _ = trained
+    assert result.outputs["adapter"] == result.folder / "checkpoint-1"
+    assert (result.summary["steps"], result.summary["best_step"]) == (2, 1)
+    assert "from 7 of 7 after step 1 to 0 of 7 after step 2" in result.summary["collapsed"]
+    notes = [event["note"] for event in read_jsonl(run.folder / "events.jsonl") if "note" in event]
+    assert "probe after step 1: 7 of 7" in notes
+    assert any(note.startswith("training ends after step 2: validation fell") for note in notes)
 
 
 @pytest.mark.slow
