@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from configs.manifest import StepResult, run_step
 from configs.run import Layout, Run
 from training import checkpoints, encode
 from training.arguments import Job, sft_command
+from training.clock import START
 from training.launch import Command
 from training.models import MANIFEST as MODEL_MANIFEST
 from training.models import check_model
@@ -52,8 +54,10 @@ def _make(run: Run, rows: Path, folder: Path, inputs: dict[str, str]) -> tuple[P
     version = None if "sft" in run.force else checkpoints.interrupted(folder, inputs)
     version = version or checkpoints.new_version(folder, inputs)
     resume = checkpoints.last_whole(version)
+    began = time.monotonic()
     run.progress("sft", 0, 0, "checking the rows with the tokenizer")
     report = encode.check(run, "sft", rows, version / ROWS, version / REPORT, limit=run.profile.model.max_length)
+    checked = round(time.monotonic() - began, 1)
     run.progress("sft", 0, 0, f"loading the model; {report['kept']} rows, the longest has {report['longest']} tokens")
     trained = train(
         run, "sft", sft_command(Job(run.profile, rows=version / ROWS, output=version, resume=resume)), version, resume
@@ -69,7 +73,7 @@ def _make(run: Run, rows: Path, folder: Path, inputs: dict[str, str]) -> tuple[P
         "rows": report["kept"],
         "rows_dropped": {reason: count for reason, count in report["dropped"].items() if count},
         "longest_tokens": report["longest"],
-        "time": trained.time,
+        "time": trained.time | {START: trained.time.get(START, 0.0) + checked},
         "peak_memory_gib": round(trained.peak_bytes / 2**30, 2),
         "resumed_from": resume.name if resume else "",
     }
