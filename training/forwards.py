@@ -42,7 +42,7 @@ class _Preparing:
     """The micro-batches of one generation as ms-swift prepares them, each asked first for the old policy, then for the reference."""
 
     def __init__(self, trainer: Any, signals: Sequence[bool], sizes: Sequence[int]) -> None:
-        self.skip_old = not trainer.old_policy() and not trainer._has_teacher
+        self.skip_old = not trainer.old_policy() and not trainer._has_teacher_explicit()
         self.alone = self.skip_old and trainer.accelerator.num_processes == 1
         rows = iter(signals)
         self.idle = idle_batches([any(list(islice(rows, size))) for size in sizes])

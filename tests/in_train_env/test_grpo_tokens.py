@@ -374,7 +374,7 @@ def step_of(values: list[float], folder: Path, micro_batch: int) -> tuple[Any, l
         use_liger_loss=False,
         compute_entropy=False,
         old_policy=lambda: False,
-        _has_teacher=False,
+        _has_teacher_explicit=lambda: False,
         template=SimpleNamespace(sequence_parallel_size=1),
         accelerator=SimpleNamespace(num_processes=1, process_index=0),
         args=SimpleNamespace(output_dir=str(folder)),
