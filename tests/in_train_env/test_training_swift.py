@@ -32,7 +32,9 @@ def parser(step: str) -> Any:
 
 
 def flags(command: Command) -> list[str]:
-    return command.argv[next(i for i, word in enumerate(command.argv) if word.startswith(("swift.cli.", "training.ask"))) + 1 :]
+    return command.argv[
+        next(i for i, word in enumerate(command.argv) if word.startswith(("swift.cli.", "training.ask"))) + 1 :
+    ]
 
 
 @pytest.mark.parametrize("step", PARSERS)
