@@ -98,7 +98,9 @@ async def refusals(*tasks: Task, backend: str = "mock") -> dict[str, str]:
 
 async def test_behaviour_17_every_family_of_the_shipped_tasks_is_valid_in_a_real_sandbox() -> None:
     train = load_tasks(DATASETS / "laptop" / "train.jsonl")
-    smoke = [t for split in ("train", "validation", "heldout") for t in load_tasks(DATASETS / "smoke" / f"{split}.jsonl")]
+    smoke = [
+        t for split in ("train", "validation", "heldout") for t in load_tasks(DATASETS / "smoke" / f"{split}.jsonl")
+    ]
     some = [*train[:32], *smoke, SAMPLE]  # each family in each of its variants
     assert await refusals(*some, backend="local") == {}
 

@@ -16,3 +16,8 @@ def test_the_fixes_hold_in_the_train_environment() -> None:
 @pytest.mark.slow  # 15 s
 def test_the_guard_decides_on_real_tensors_inside_the_train_environment() -> None:
     run_inside("test_grpo_guard.py")
+
+
+@pytest.mark.slow  # 30 s
+def test_adapters_on_cpu_are_what_vllm_makes_of_them() -> None:
+    run_inside("test_cpu_lora.py")
