@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -67,5 +66,5 @@ def test_vllm_finds_the_plugin_in_every_process_of_a_cpu_profile() -> None:
         "from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU as W;"
         "print(json.dumps([getattr(getattr(W, name), '_agentexecutor', False) for name in ('_apply_shrink', '_apply_expand', 'add_lora_logits')]))"
     )
-    done = subprocess.run([sys.executable, "-c", program], env=dict(os.environ), capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert json.loads(done.stdout.splitlines()[-1]) == [True] * 3, done.stderr[-2000:]
