@@ -68,9 +68,7 @@ def main() -> None:
             seconds, said[name] = turn(methods, lora)
             taken[name].append(seconds)
     for name, turns in taken.items():
-        print(
-            f"{name}: {', '.join(f'{value:.2f}' for value in turns)} s for {asked.sequences} x {asked.tokens} tokens"
-        )
+        print(f"{name}: {', '.join(f'{value:.2f}' for value in turns)} s for {asked.sequences} x {asked.tokens} tokens")
     middle = {name: median(turns) for name, turns in taken.items()}
     print(f"vllm / ours: {middle['vllm'] / middle['ours']:.2f}; ours / none: {middle['ours'] / middle['none']:.2f}")
     print(f"same tokens: {said['ours'] == said['vllm']}")
