@@ -196,6 +196,9 @@ class Grpo(Section):
     format_reward: float = Field(default=0.0, ge=0, lt=1)
     """Reward of a rollout whose every tool call was well-formed and which failed; the verdict itself is worth 1."""
 
+    unfinished_reward: float = Field(default=1.0, ge=0, le=1)
+    """Reward of a rollout that passed and was ended by a limit instead of by the policy. At 1 nothing teaches it to stop, and it uses every turn."""
+
     save_steps: int = Field(ge=1)
     validation: Path | None = None
     """JSONL of validation tasks, never training or held-out ones. They are played at the start and after each saved checkpoint, as `evaluate` would:

@@ -10,24 +10,30 @@ from typing import Any
 from swift.rewards import AsyncORM
 
 from agents.reward import reward
-from agents.trajectory import Trajectory
+from agents.trajectory import StopReason, Trajectory
 from configs.load import load_profile
 from training.rollout import PROFILE_VARIABLE, ROLLOUTS
 
 
 class AgentVerifier(AsyncORM):  # type: ignore[misc]
-    """1 for a rollout whose grading passed, `grpo.format_reward` for a well-formed failure, 0 otherwise; None where it was not scored."""
+    """agents/reward.py with the profile's weights: 1 for a rollout whose grading passed; None where it was not scored."""
 
     def __init__(self, args: Any = None, **kwargs: Any) -> None:
         super().__init__(args, **kwargs)
-        self.format_reward = load_profile(Path(os.environ[PROFILE_VARIABLE]), environ={}).grpo.format_reward
+        self.weights = load_profile(Path(os.environ[PROFILE_VARIABLE]), environ={}).grpo
 
     async def __call__(self, completions: list[Any], **columns: Any) -> list[float | None]:
         return [self.one(infos) for infos in columns["rollout_infos"]]
 
     def one(self, infos: dict[str, Any]) -> float | None:
         trajectory = Trajectory.model_validate(infos["trajectory"])
-        return reward(trajectory.outcome, bool(trajectory.extra["well_formed"]), self.format_reward)
+        return reward(
+            trajectory.outcome,
+            bool(trajectory.extra["well_formed"]),
+            self.weights.format_reward,
+            finished=trajectory.stop_reason is StopReason.FINISHED,
+            unfinished_reward=self.weights.unfinished_reward,
+        )
 
 
 def save_rollouts(trainer: Any, samples: list[Any], rewards: list[float]) -> None:
@@ -46,7 +52,7 @@ def save_rollouts(trainer: Any, samples: list[Any], rewards: list[float]) -> Non
             "group": f"{step}-{sample.prompt_id}",
             "rollout": sample.request_id,
             "reward": value if scored else None,
-            "reward_parts": {"verdict": trajectory.outcome.reward, "well_formed": trajectory.extra["well_formed"]},
+            "reward_parts": {"verdict": trajectory.outcome.reward, "well_formed": trajectory.extra["well_formed"], "stop_reason": trajectory.stop_reason},
             "advantage": float(sample.advantages) if scored else None,
             "trained_token_ids": [label for label in sample.encoded["labels"] if label != -100] if scored else [],
         }

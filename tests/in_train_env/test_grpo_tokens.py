@@ -462,8 +462,17 @@ def test_several_processes_make_every_pass_and_get_the_same_loss(tmp_path: Path)
 
 def test_the_reward_of_a_rollout_that_was_not_scored_is_none() -> None:
     verifier = rewards.AgentVerifier.__new__(rewards.AgentVerifier)
-    verifier.format_reward = 0.1
+    verifier.weights = SimpleNamespace(format_reward=0.1, unfinished_reward=0.5)
     assert [verifier.one(record(v)) for v in ("passed", "failed", "not_scored")] == [1.0, 0.1, None]
+
+
+def test_a_pass_that_the_turn_limit_ended_is_worth_what_the_profile_says() -> None:
+    verifier = rewards.AgentVerifier.__new__(rewards.AgentVerifier)
+    verifier.weights = SimpleNamespace(format_reward=0.0, unfinished_reward=0.5)
+    cut = {v: record(v) for v in ("passed", "failed")}
+    for infos in cut.values():
+        infos["trajectory"]["stop_reason"] = "max_turns"
+    assert [verifier.one(cut[v]) for v in ("passed", "failed")] == [0.5, 0.0]
 
 
 def test_turning_dropout_off_reaches_the_model() -> None:
