@@ -47,7 +47,12 @@ def generate(seed: int, sizes: Mapping[Name, int], prefix: str = "") -> dict[Nam
     """`sizes[split]` tasks for each split, the families taking turns. The same seed and sizes give the same tasks."""
     dealt = pools(seed)
     return {
-        name: _split(f"{prefix}{name}", random.Random(f"{seed}/{name}" + f"/{DEALS[name]}" * bool(DEALS[name])), *dealt[name], size)
+        name: _split(
+            f"{prefix}{name}",
+            random.Random(f"{seed}/{name}" + f"/{DEALS[name]}" * bool(DEALS[name])),
+            *dealt[name],
+            size,
+        )
         for name, size in sizes.items()
     }
 

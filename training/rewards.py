@@ -52,7 +52,11 @@ def save_rollouts(trainer: Any, samples: list[Any], rewards: list[float]) -> Non
             "group": f"{step}-{sample.prompt_id}",
             "rollout": sample.request_id,
             "reward": value if scored else None,
-            "reward_parts": {"verdict": trajectory.outcome.reward, "well_formed": trajectory.extra["well_formed"], "stop_reason": trajectory.stop_reason},
+            "reward_parts": {
+                "verdict": trajectory.outcome.reward,
+                "well_formed": trajectory.extra["well_formed"],
+                "stop_reason": trajectory.stop_reason,
+            },
             "advantage": float(sample.advantages) if scored else None,
             "trained_token_ids": [label for label in sample.encoded["labels"] if label != -100] if scored else [],
         }
