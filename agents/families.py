@@ -56,7 +56,9 @@ def _prints(command: str, text: str) -> str:
 
 def _returns(module: str, function: str, value: Any) -> str:
     # The word before the value means that code which prints at import and exits early does not pass by accident.
-    return _prints(f"python3 -c 'import {module}; print(\"returned\", {module}.{function}())'", f"returned {value}")
+    return _prints(
+        f"python3 -c 'import {module}; print(\"returned\", repr({module}.{function}()))'", f"returned {value}"
+    )
 
 
 def script(fill: Fill) -> Parts:

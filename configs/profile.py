@@ -276,6 +276,11 @@ class Profile(Section):
                 f"grpo: batch_size × gradient_accumulation × processes = {step} rollouts a step is not a multiple of "
                 f"num_generations {self.grpo.num_generations}"
             )
+        if self.grpo.unfinished_reward <= self.grpo.format_reward:
+            raise ValueError(
+                f"grpo.unfinished_reward {self.grpo.unfinished_reward} must be above grpo.format_reward "
+                f"{self.grpo.format_reward}: good form must not beat a pass"
+            )
         if self.hardware.nproc % self.rollout.tensor_parallel:
             raise ValueError(
                 f"rollout.tensor_parallel (VLLM_TP) {self.rollout.tensor_parallel} must divide hardware.nproc {self.hardware.nproc}"

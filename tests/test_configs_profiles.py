@@ -63,6 +63,7 @@ def test_epochs_in_the_environment_replace_the_profiles_steps() -> None:
         ({}, {"grpo.num_generations": 3}, ["multiple of num_generations 3"]),
         ({"VLLM_TP": "3", "NPROC_PER_NODE": "4"}, {}, ["VLLM_TP", "must divide"]),
         ({}, {"rollout.sleep_level": 2}, ["rollout.sleep_level"]),
+        ({}, {"grpo.format_reward": 0.6}, ["unfinished_reward 0.5", "must not beat a pass"]),
         ({"EPOCHS": "inf"}, {}, ["EPOCHS=inf", "sft.epochs", "finite"]),
         ({"OMP_NUM_THREADS": "9" * 20}, {}, ["hardware.omp_threads", "1024"]),
         ({"LLM_BASE_URL": "nonsense"}, {}, ["LLM_BASE_URL=nonsense", "teacher.base_url"]),

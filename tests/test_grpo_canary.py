@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from configs.errors import WorkFailed
-from configs.files import read_jsonl
+from configs.files import read_jsonl, write_jsonl
 from configs.load import ROOT
 from configs.run import Layout
 from tests.grpo_kit import start
@@ -59,6 +59,15 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
         for line in (result.outputs["rollouts"] / "rank0.jsonl").read_text().splitlines()
     ]
     assert steps == [1] * 4 + [2] * 4 + [3] * 4
+
+    (result.folder / "manifest.json").unlink()  # killed in the probe of the last checkpoint
+    probes = read_jsonl(result.outputs["probes"])
+    write_jsonl(result.outputs["probes"], probes[:-1])
+    again = grpo.grpo(run, rows, adapter)
+    assert again.outputs == result.outputs
+    assert again.summary["resumed_from"] == "checkpoint-3"
+    assert [row["step"] for row in read_jsonl(again.outputs["metrics"])] == [1.0, 2.0, 3.0]
+    assert [probe["results"] for probe in read_jsonl(again.outputs["probes"])] == [probe["results"] for probe in probes]
 
 
 def _wait(look: object, child: subprocess.Popen[bytes]) -> list[Path]:

@@ -104,6 +104,12 @@ def test_the_curves_of_the_good_recipe_and_of_a_bad_day_are_no_collapse() -> Non
     assert not collapsed([])
 
 
+def test_a_probe_that_scored_too_little_does_not_hide_a_collapse() -> None:
+    before, lucky, now = made(0, [True] * 26 + [False] * 22), made(5, [True] * 3 + [None] * 45), made(10, [False] * 48)
+    assert collapsed([before, lucky, now])
+    assert not collapsed([lucky, now]), "with nothing to compare with, nothing is said"
+
+
 def test_not_scored_tasks_are_neither_won_nor_lost() -> None:
     before, now = made(0, [True] * 48), made(2, [None] * 48)
     assert worse(before["results"], now["results"]) == 1.0
@@ -280,9 +286,11 @@ def test_a_profile_plays_only_the_first_tasks_it_asks_for() -> None:
 
 
 def test_local_sandboxes_let_a_probe_play_many_tasks_together_and_others_what_a_step_holds() -> None:
-    assert guard.at_once(load_profile("laptop", environ={})) == guard.LOCAL
-    assert guard.at_once(load_profile("laptop", flags={"rollout.engine": "transformers"}, environ={})) == 16
-    assert guard.at_once(load_profile("laptop", flags={"sandboxes.backend": "e2b"}, environ={})) == 16
+    assert guard.at_once(load_profile("laptop", environ={}), queued=True) == guard.LOCAL
+    assert (
+        guard.at_once(load_profile("laptop", flags={"rollout.engine": "transformers"}, environ={}), queued=True) == 16
+    )
+    assert guard.at_once(load_profile("laptop", flags={"sandboxes.backend": "e2b"}, environ={}), queued=True) == 16
 
 
 def test_the_page_draws_probes_entropy_and_pass_rate_by_step(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from configs.load import ROOT, load_profile
 from configs.run import Layout, Run, new_run
 from tests.train_env import INSIDE, provision, run_inside
 from training.arguments import Job, infer_command
-from training.checkpoints import last_whole, newest_adapter, versions
+from training.checkpoints import checkpoints, last_whole, newest_adapter, versions
 from training.environment import environment
 from training.infer import QUERIES, infer
 from training.metrics import parse
@@ -104,6 +104,12 @@ def test_a_training_killed_with_9_leaves_no_process_and_goes_on_from_its_checkpo
     assert [row["step"] for row in read_jsonl(trained.outputs["metrics"])] == list(range(1, 41))
     assert newest_adapter(folder) == trained.outputs["adapter"] == trained.folder / "checkpoint-40"
     assert sft(run, data).reused
+
+    (trained.folder / "manifest.json").unlink()  # killed after the last checkpoint: nothing is left to train
+    again = sft(run, data)
+    assert again.outputs == trained.outputs
+    assert checkpoints(trained.folder)[0].name == "checkpoint-40"
+    assert [row["step"] for row in read_jsonl(again.outputs["metrics"])] == list(range(1, 41))
 
     asked = infer(run, {"sft": trained.outputs["adapter"]})
     said = read_jsonl(asked.outputs["inference"])

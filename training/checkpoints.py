@@ -70,6 +70,12 @@ def last_whole(run: Path) -> Path | None:
     return next((path for path in checkpoints(run) if broken(path, resumable=True) is None), None)
 
 
+def finished(checkpoint: Path) -> bool:
+    """Whether it is the one that its training ends with, as the trainer's own state says."""
+    state = _json(checkpoint / "trainer_state.json") or {}
+    return bool(state.get("max_steps")) and state.get("global_step", 0) >= state["max_steps"]
+
+
 def newest_adapter(folder: Path) -> Path:
     """The newest adapter below `folder`. Raises `UserError` when there is none."""
     return newest_output(folder, "adapter")

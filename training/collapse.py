@@ -17,6 +17,8 @@ SUSPICION: Final = 0.01
 """Of the training pass rate: it is looked at after each step, and costs a probe when it is wrong."""
 GROUPS: Final = 8
 """Groups in the first and in the last window of steps, at least."""
+ENOUGH: Final = 0.9
+"""Share of its tasks that a probe must have scored to be compared with others."""
 NO_ENTROPY: Final = 0.02
 """Share of its start below which the entropy counts as gone: then the rollouts of a prompt are all the same and teach nothing."""
 
@@ -38,10 +40,10 @@ def collapsed(probes: Sequence[Mapping[str, Any]]) -> str:
     The best of several probes is also the luckiest, so with k earlier ones the limit is ALPHA / k: by the union bound a policy that stays as it is
     gives a false alarm with a chance of at most ALPHA a probe.
     """
-    if len(probes) < 2:
+    earlier = [probe for probe in probes[:-1] if usable(probe)]
+    if not earlier:
         return ""
-    *earlier, now = probes
-    best = max(earlier, key=rate)
+    best, now = max(earlier, key=rate), probes[-1]
     p = worse(best["results"], now["results"])
     if p * len(earlier) >= ALPHA:
         return ""
@@ -54,6 +56,11 @@ def collapsed(probes: Sequence[Mapping[str, Any]]) -> str:
 def rate(probe: Mapping[str, Any]) -> float:
     """Pass rate of a probe over its scored tasks; below zero where nothing was scored."""
     return probe["passes"] / probe["scored"] if probe["scored"] else -1.0
+
+
+def usable(probe: Mapping[str, Any]) -> bool:
+    """Whether enough was scored: the rate of a few lucky tasks is no measure for the rest."""
+    return bool(probe["scored"]) and probe["scored"] >= ENOUGH * probe["tasks"]
 
 
 def falling(steps: Sequence[Sequence[float]]) -> str:

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any
 
 from training.patching import expect, replace
-from training.scored import row_signals
+from training.scored import leaves_out, row_signals
 
 
 def no_needless_forwards() -> str:
@@ -42,8 +42,17 @@ class _Preparing:
     """The micro-batches of one generation as ms-swift prepares them, each asked first for the old policy, then for the reference."""
 
     def __init__(self, trainer: Any, signals: Sequence[bool], sizes: Sequence[int]) -> None:
-        self.skip_old = not trainer.old_policy() and not trainer._has_teacher_explicit()
-        self.alone = self.skip_old and trainer.accelerator.num_processes == 1
+        plain = (
+            not trainer.use_liger_loss and not trainer.kl_in_reward
+        )  # these read the log-probabilities on other ways
+        self.skip_old = plain and not trainer.old_policy() and not trainer._has_teacher_explicit()
+        # DeepSpeed counts forward passes to know which gradients to add up: it needs them all.
+        self.alone = (
+            self.skip_old
+            and leaves_out(trainer)
+            and trainer.accelerator.num_processes == 1
+            and not trainer.is_deepspeed_enabled
+        )
         rows = iter(signals)
         self.idle = idle_batches([any(list(islice(rows, size))) for size in sizes])
         self.seen: list[Any] = []

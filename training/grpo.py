@@ -256,7 +256,7 @@ def _watch_entropy(run: Run, folder: Path) -> Callable[[Logged], None]:
 
     def watch(logged: Logged) -> None:
         now = logged.values.get(key)
-        if now is None or warned:
+        if now is None or now != now or warned:  # NaN: nothing of the step was scored
             return
         start.extend([] if start else [now])
         if reason := entropy_gone(start[0], now):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
@@ -51,13 +51,11 @@ class Guard:
         self._guard(state, control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        rewards = getattr(self.trainer, "_rewards_per_func", None)
-        if rewards is None or rewards is self._seen:
+        verdicts = getattr(self.trainer, "rollout_verdicts", None)  # training/scored.py
+        if verdicts is None or verdicts is self._seen:
             return
-        self._seen = rewards
-        groups = rewards[:, 0].view(-1, self.trainer.num_generations).tolist()
-        known = [[reward for reward in group if reward == reward] for group in groups]
-        self.steps.append([sum(reward >= 1 for reward in group) / len(group) for group in known if group])
+        self._seen, size = verdicts, self.trainer.num_generations
+        self.steps.append(_rates(verdicts[at : at + size] for at in range(0, len(verdicts), size)))
         reason = falling(self.steps[self._suspected :])
         if not reason:
             return
@@ -75,11 +73,9 @@ class Guard:
         step = int(state.global_step)
         if all(probe["step"] != step for probe in self.probes):
             self.probes.append(self._probe(step))
-        found = best(self.probes)
+        found = best([probe for probe in self.probes if probe["step"]])  # the start is no checkpoint
         state.best_global_step = found["step"] if found else None
-        state.best_model_checkpoint = (
-            str(self.folder / f"checkpoint-{found['step']}") if found and found["step"] else None
-        )
+        state.best_model_checkpoint = str(self.folder / f"checkpoint-{found['step']}") if found else None
         reason = collapsed(self.probes)
         if reason:
             self._say("stop", f"training ends after step {step}: {reason}", at=step)
@@ -90,7 +86,7 @@ class Guard:
 
         trainer, began = self.trainer, time.monotonic()
         mine = share(len(self.rows), trainer.accelerator.process_index, trainer.accelerator.num_processes)
-        size = at_once(self.profile)
+        size = at_once(self.profile, trainer.use_fast_infer)
         played: list[tuple[int, dict[str, Any]]] = []
         with self._evaluating(), trainer.multi_turn_scheduler.rollouts.clock.all_as(PHASE):
             for start in range(0, len(mine), size):
@@ -150,10 +146,10 @@ class Guard:
             print(notice(kind, note, **fields), flush=True)
 
 
-def at_once(profile: Profile) -> int:
-    """Tasks that one rank plays together: what a training step holds, or more where sandboxes are ours and vLLM queues what it cannot take."""
+def at_once(profile: Profile, queued: bool) -> int:
+    """Tasks that one rank plays together: what a training step holds, or more where sandboxes are ours and an engine queues what it cannot take."""
     step = profile.grpo.batch_size * profile.grpo.gradient_accumulation
-    return max(step, LOCAL) if profile.rollout.engine == "vllm" and profile.sandboxes.backend != "e2b" else step
+    return max(step, LOCAL) if queued and profile.sandboxes.backend != "e2b" else step
 
 
 def validation_probes() -> str:
@@ -169,6 +165,7 @@ def validation_probes() -> str:
     expect(RolloutTrainerMixin._fast_infer, "self.state.global_step != self._last_loaded_step")
     expect(RolloutTrainerMixin._rollout, "self._get_request_config()")
     expect(RolloutTrainerMixin._get_request_config, "copy(self.request_config)")
+    expect(trainer._inner_training_loop, "self._run_epoch(", "if self.control.should_training_stop:")
 
     def make(original: Any) -> Any:
         def prepare_metrics(self: Any) -> None:
@@ -181,7 +178,20 @@ def validation_probes() -> str:
     replace(
         module, "entropy_from_logits", torch.no_grad()
     )  # a figure and a mask: its graph would hold the logits again
+    replace(trainer, "_run_epoch", _unless_finished)
     return replace(trainer, "_prepare_metrics", make)
+
+
+def _unless_finished(original: Any) -> Any:
+    """transformers trains one step more when it resumes from the last checkpoint, or from one whose probe ended the training."""
+
+    def run_epoch(self: Any, *args: Any, **kwargs: Any) -> None:
+        if self.control.should_training_stop or self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return
+        original(self, *args, **kwargs)
+
+    return run_epoch
 
 
 def _rows(template: Any, profile: Profile) -> list[dict[str, Any]]:
@@ -208,10 +218,15 @@ def _stored(path: Path) -> list[dict[str, Any]]:
 
 def _groups(folder: Path) -> list[list[float]]:
     """The pass rates of each group of the steps before a resume, from the rollouts' files."""
-    found: dict[int, dict[str, list[bool]]] = {}
+    found: dict[int, dict[str, list[str]]] = {}
     for file in sorted((folder / ROLLOUTS).glob("rank*.jsonl")):
         for row in read_jsonl(file):
-            if row["outcome"]["verdict"] != Verdict.NOT_SCORED:
-                step = found.setdefault(int(row["extra"]["step"]), {})
-                step.setdefault(row["extra"]["group"], []).append(row["outcome"]["verdict"] == Verdict.PASSED)
-    return [[sum(group) / len(group) for group in found[step].values()] for step in sorted(found)]
+            step = found.setdefault(int(row["extra"]["step"]), {})
+            step.setdefault(row["extra"]["group"], []).append(row["outcome"]["verdict"])
+    return [_rates(found[step].values()) for step in sorted(found)]
+
+
+def _rates(groups: Iterable[Sequence[str]]) -> list[float]:
+    """Pass rates of the groups in which something was scored."""
+    known = [[verdict for verdict in group if verdict != Verdict.NOT_SCORED] for group in groups]
+    return [group.count(Verdict.PASSED) / len(group) for group in known if group]

@@ -8,14 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from agents.trajectory import Trajectory, Verdict
-from training.collapse import rate
+from training.collapse import rate, usable
 
 PROBES: Final = "probes.jsonl"
 """Beside the checkpoints, one probe a line; see `record`. Their trajectories are in the rollouts' folder, in a file of the same name."""
 VALIDATION_VARIABLE: Final = "AGENTEXECUTOR_VALIDATION"
 """Path of the validation prompts, for the plugin inside the trainer; without it there are no probes."""
-ENOUGH: Final = 0.9
-"""Share of its tasks that a probe must have scored to be compared with others."""
 
 _SAID: Final = "agentexecutor event "
 
@@ -70,8 +68,7 @@ def best(probes: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
 
     Of equal ones the later: its training was rewarded for longer on other tasks, which is evidence too. Step 0 keeps a tie, because nothing has beaten it.
     """
-    usable = [p for p in probes if p["scored"] and p["scored"] >= ENOUGH * p["tasks"]]
-    return max(usable, key=lambda p: (rate(p), p["step"] == 0, p["step"]), default=None)
+    return max(filter(usable, probes), key=lambda p: (rate(p), p["step"] == 0, p["step"]), default=None)
 
 
 def share(tasks: int, rank: int, ranks: int) -> list[int]:

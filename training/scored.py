@@ -119,7 +119,7 @@ def _count(original: Callable[..., Any]) -> Callable[..., Any]:
         for (family, _), reward in zip(everyone, rewards, strict=True):
             if reward == reward:
                 families.setdefault(family, []).append(reward)
-        verdicts = [verdict for _, verdict in everyone]
+        verdicts = self.rollout_verdicts = [verdict for _, verdict in everyone]
         scored = sum(len(values) for values in families.values())
         metrics["agent/scored"].append(scored)
         metrics["agent/not_scored"].append(len(rewards) - scored)
@@ -151,11 +151,7 @@ def _mask(original: Callable[..., Any]) -> Callable[..., Any]:
         metrics["agent/groups_without_signal"].append(int((~signal.view(-1, self.num_generations).any(1)).sum()))
         if signal.all():
             return
-        if (
-            self.loss_type not in BY_ROLLOUT | BY_TOKEN
-            or self.dynamic_num_samples
-            or self.template.sequence_parallel_size > 1
-        ):
+        if not leaves_out(self):
             if scored.all():
                 return  # ms-swift's own rule then: such a group still feels the KL
             raise RuntimeError(
@@ -178,6 +174,15 @@ def _mask(original: Callable[..., Any]) -> Callable[..., Any]:
             batch["grpo_batch"].num_items_in_batch = tokens
 
     return postprocess
+
+
+def leaves_out(trainer: Any) -> bool:
+    """Whether rollouts can be taken out of this trainer's loss."""
+    return (
+        trainer.loss_type in BY_ROLLOUT | BY_TOKEN
+        and not trainer.dynamic_num_samples
+        and trainer.template.sequence_parallel_size == 1
+    )
 
 
 def row_signals(trainer: Any) -> list[bool]:

@@ -60,6 +60,8 @@ def train(
     started = int(resume.name.rpartition("-")[2]) if resume else 0
     before = _before(version, started)
     write_jsonl(metrics, before)  # steps after the checkpoint happen again
+    if resume and step == "sft" and checkpoints.finished(resume):  # transformers would train one step more
+        return Trained(resume, started, before, 0, {})
     clock = Steps()
     watch = Watch(step, run.profile.hardware.nproc * run.profile.hardware.nnodes)
 

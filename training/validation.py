@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agents.task import Task, load_tasks, refuse_overlap
+from configs.errors import UserError
 from configs.files import digest_json, read_jsonl, write_jsonl
 from configs.profile import Profile
 from training.collapse import collapsed
@@ -53,13 +54,22 @@ def inputs(profile: Profile, tasks: Sequence[Task], rows: Path) -> dict[str, str
     """What decides the choice of a checkpoint, by digest; empty without tasks. Raises `UserError` as `refuse_known` does, also for tasks of `rows`."""
     if not tasks:
         return {}
-    refuse_known(profile, tasks, [Task.model_validate_json(row["task"]) for row in read_jsonl(rows)])
+    refuse_known(profile, tasks, _trained(rows))
     how = profile.evaluate.model_dump(mode="json", include={"temperature", "max_tokens"})
     return {
         "validation": digest_json(
             [[[task.id, task.digest] for task in tasks], how, profile.collect.max_turns, profile.grpo.save_steps]
         )
     }
+
+
+def _trained(rows: Path) -> list[Task]:
+    try:
+        return [Task.model_validate_json(row["task"]) for row in read_jsonl(rows)]
+    except (KeyError, TypeError, ValueError):
+        raise UserError(
+            f"{rows}: holds rows without a task; GRPO takes those of `python -m agentexecutor rl-prepare`."
+        ) from None
 
 
 def probes(folder: Path) -> list[dict[str, Any]]:

@@ -14,10 +14,11 @@ from transformers import TrainerControl, TrainerState
 
 from configs.files import append_lines, write_jsonl
 from configs.load import load_profile
-from training.guard import Guard
+from training.guard import Guard, _unless_finished
 from training.probe import PROBES, heard
 
 TASKS = 20
+PASSED, FAILED = "passed", "failed"
 
 
 class Given(Guard):
@@ -29,7 +30,6 @@ class Given(Guard):
             args=SimpleNamespace(output_dir=str(folder)),
             accelerator=SimpleNamespace(is_main_process=True),
             num_generations=4,
-            _rewards_per_func=None,
         )
         super().__init__(trainer, load_profile("smoke", environ={}), [{}] * TASKS if rows else [])
         self.given = list(passes)
@@ -46,9 +46,9 @@ class Given(Guard):
         self.state.global_step = step
         self.on_train_begin(None, self.state, self.control)
 
-    def step(self, *rewards: float) -> None:
+    def step(self, *verdicts: str) -> None:
         self.state.global_step += 1
-        self.trainer._rewards_per_func = torch.tensor(rewards).view(-1, 1)
+        self.trainer.rollout_verdicts = list(verdicts)
         self.control.should_save = False
         self.on_step_end(None, self.state, self.control)
 
@@ -61,7 +61,7 @@ def test_each_saved_checkpoint_is_probed_and_the_best_is_protected(tmp_path: Pat
     guard.begin()
     assert guard.state.best_model_checkpoint is None, "the start is no checkpoint"
     for best in (1, 1):
-        guard.step(1, 0, 1, 0)
+        guard.step(PASSED, FAILED, PASSED, FAILED)
         guard.save()
         assert guard.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{best}")
     assert not guard.control.should_training_stop
@@ -71,7 +71,7 @@ def test_each_saved_checkpoint_is_probed_and_the_best_is_protected(tmp_path: Pat
 def test_a_resumed_training_probes_what_is_missing_and_repeats_nothing(tmp_path: Path) -> None:
     first = Given(tmp_path, 10, 14)
     first.begin()
-    first.step(1, 1, 0, 0)
+    first.step(PASSED, PASSED, FAILED, FAILED)
     first.save()
     again = Given(tmp_path)
     again.begin(1)
@@ -84,7 +84,7 @@ def test_a_resumed_training_probes_what_is_missing_and_repeats_nothing(tmp_path:
 def test_a_collapse_ends_the_training_and_does_so_again_after_a_resume(tmp_path: Path, capsys: Any) -> None:
     guard = Given(tmp_path, 15, 3)
     guard.begin()
-    guard.step(0, 0, 0, 0)
+    guard.step(*[FAILED] * 4)
     guard.save()
     assert guard.control.should_training_stop
     said = heard(capsys.readouterr().out)
@@ -99,8 +99,8 @@ def test_a_falling_reward_brings_a_save_forward_once(tmp_path: Path) -> None:
     guard = Given(tmp_path, 10)
     guard.begin()
     wishes = []
-    for value in [1.0] * 4 + [0.1] * 5:  # 0.1 is good form without a pass
-        guard.step(*[value] * 8)
+    for verdict in [PASSED] * 4 + [FAILED] * 5:
+        guard.step(*[verdict] * 8)
         wishes.append(guard.control.should_save)
     assert wishes == [False] * 7 + [True, False]
 
@@ -108,8 +108,8 @@ def test_a_falling_reward_brings_a_save_forward_once(tmp_path: Path) -> None:
 def test_without_validation_a_falling_reward_is_only_told(tmp_path: Path, capsys: Any) -> None:
     guard = Given(tmp_path, rows=False)
     guard.begin()
-    for value in [1.0] * 4 + [0.0] * 4:
-        guard.step(*[value] * 8)
+    for verdict in [PASSED] * 4 + [FAILED] * 4:
+        guard.step(*[verdict] * 8)
         assert not guard.control.should_save
         guard.save()
     said = heard(capsys.readouterr().out)
@@ -121,8 +121,8 @@ def test_without_validation_a_falling_reward_is_only_told(tmp_path: Path, capsys
 def test_what_was_not_scored_and_what_was_seen_already_counts_for_nothing(tmp_path: Path) -> None:
     guard = Given(tmp_path, 10)
     guard.begin()
-    gap = float("nan")
-    guard.step(1, 0, gap, 1, gap, gap, gap, gap)
+    gap = "not_scored"
+    guard.step(PASSED, FAILED, gap, PASSED, *[gap] * 4)
     guard.on_step_end(None, guard.state, guard.control)  # the same rollouts, trained on twice
     assert guard.steps == [[2 / 3]]
 
@@ -138,6 +138,20 @@ def test_a_resumed_training_knows_the_rewards_of_the_steps_before(tmp_path: Path
     guard = Given(tmp_path, 10)
     guard.begin(2)
     assert guard.steps == [[1 / 2], [1 / 3]]
+
+
+def test_a_finished_or_stopped_training_trains_no_step_more() -> None:
+    epochs: list[int] = []
+    run = _unless_finished(lambda trainer, epoch: epochs.append(epoch))
+    trainer = SimpleNamespace(control=TrainerControl(), state=TrainerState(global_step=9, max_steps=10))
+    run(trainer, 1)
+    assert epochs == [1]
+    trainer.state.global_step = 10  # resumed from the last checkpoint
+    run(trainer, 2)
+    assert trainer.control.should_training_stop
+    trainer.state.global_step = 5  # resumed after a collapse
+    run(trainer, 3)
+    assert epochs == [1]
 
 
 class Sampler(SimpleNamespace):

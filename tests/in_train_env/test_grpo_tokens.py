@@ -344,7 +344,9 @@ def record(verdict: str) -> dict[str, Any]:
     return {"trajectory": reason["trajectory"] | fixed, "family": "file", "verdict": verdict}
 
 
-def step_of(values: list[float], folder: Path, micro_batch: int) -> tuple[Any, list[dict[str, Any]]]:
+def step_of(
+    values: list[float], folder: Path, micro_batch: int, *, deepspeed: bool = False
+) -> tuple[Any, list[dict[str, Any]]]:
     """A trainer after the step in which rollouts got these rewards, in groups of four, and its micro-batches of two tokens a rollout."""
     batches = [
         {
@@ -372,6 +374,8 @@ def step_of(values: list[float], folder: Path, micro_batch: int) -> tuple[Any, l
         loss_type="grpo",
         dynamic_num_samples=False,
         use_liger_loss=False,
+        kl_in_reward=False,
+        is_deepspeed_enabled=deepspeed,
         compute_entropy=False,
         old_policy=lambda: False,
         _has_teacher_explicit=lambda: False,
@@ -458,6 +462,12 @@ def test_several_processes_make_every_pass_and_get_the_same_loss(tmp_path: Path)
     for batch in theirs:
         batch["grpo_batch"].idle = False  # what it is where other ranks wait
     assert float(loss_over(alone, batches, losses)) == float(loss_over(several, theirs, losses))
+
+
+def test_deepspeed_sees_every_pass_because_it_counts_them(tmp_path: Path) -> None:
+    _, batches = step_of(NO_SIGNAL + SIGNAL, tmp_path, micro_batch=4, deepspeed=True)
+    assert [batch["reference"] for batch in batches] == ["log-probabilities"] * 2
+    assert not any(batch["grpo_batch"].idle for batch in batches)
 
 
 def test_the_reward_of_a_rollout_that_was_not_scored_is_none() -> None:
