@@ -432,8 +432,12 @@ async def test_cancelling_a_call_or_a_creation_leaves_nothing(tmp_path: Path) ->
         task = asyncio.create_task(backend.create(run_id="cancelled", lifetime_s=60))
         await asyncio.sleep(delay)
         task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        made = (await asyncio.gather(task, return_exceptions=True))[0]
+        if isinstance(made, LocalSandbox):  # a fast machine had made it by then
+            assert delay
+            await made.kill()
+        else:
+            assert isinstance(made, asyncio.CancelledError)
     box = await backend.create(run_id="cancelled", lifetime_s=60)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
