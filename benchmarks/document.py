@@ -29,10 +29,32 @@ Data = Mapping[str, Any]
 def publish(document: Path, data: Data) -> None:
     """Put one profile's results into the document and into the JSON beside it; other profiles and the prose stay. Both files are written whole."""
     stored = document.with_suffix(".json")
-    every = {**(json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {}), data["profile"]: data}
+    every = json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {}
+    every[data["profile"]] = with_earlier(data, every.get(data["profile"]))
     text = filled((document if document.is_file() else TEMPLATE).read_text(encoding="utf-8"), every, str(document))
     write_json(stored, every)
     write_atomic(document, text)
+
+
+def with_earlier(data: Data, earlier: Data | None) -> Data:
+    """`data` and the seeds that only `earlier` has, so that seeds can be run on several days and machines.
+
+    They are left out where `earlier` is of another recipe, other held-out tasks or other versions: then they are no repetition of these.
+    """
+    if earlier is None or any(
+        earlier[key] != data[key] for key in ("profile_digest", "tasks_digest", "families", "versions")
+    ):
+        return data
+    here = {seed["seed"] for seed in data["seeds"]}
+    seeds = [*data["seeds"], *(seed for seed in earlier["seeds"] if seed["seed"] not in here)]
+    known = {str(seed["seed"]) for seed in seeds}
+    return {
+        **data,
+        "seeds": sorted(seeds, key=lambda seed: int(seed["seed"])),
+        "hardware": sorted({*data["hardware"], *earlier["hardware"]}),
+        "commits": sorted({*data["commits"], *earlier["commits"]}),
+        "missing": {name: why for name, why in data["missing"].items() if name not in known},
+    }
 
 
 def filled(text: str, every: Mapping[str, Data], name: str = "the document") -> str:

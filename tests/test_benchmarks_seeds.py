@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -270,6 +271,25 @@ def test_prose_stays_and_so_do_other_profiles_results(make: Make, tmp_path: Path
     assert "Not declared: 7." in text
     collect(tmp_path, [7], "laptop")
     assert document.read_text() == text
+
+
+def test_seeds_of_another_day_stay_in_the_document_and_those_of_another_recipe_do_not(
+    make: Make, tmp_path: Path
+) -> None:
+    make(1)
+    make(2)
+    make(3)
+    _, together = collect(tmp_path, [1, 2, 3])
+    whole = together.read_text()
+    together.unlink()
+    together.with_suffix(".json").unlink()
+    for seeds in ([3], [1, 2]):
+        _, document = collect(tmp_path, seeds)
+    assert document.read_text() == whole
+    shutil.rmtree(tmp_path / "seeds" / "seed-1")
+    make(1, **{"grpo.learning_rate": 0.5})
+    collect(tmp_path, [1])
+    assert [line[0] for line in cells(document.read_text(), "Each seed")] == ["1"]
 
 
 @pytest.mark.parametrize("text", ["no markers", END + BEGIN, BEGIN + END + BEGIN + END])
