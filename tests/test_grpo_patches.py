@@ -21,3 +21,8 @@ def test_the_guard_decides_on_real_tensors_inside_the_train_environment() -> Non
 @pytest.mark.slow  # 30 s
 def test_adapters_on_cpu_are_what_vllm_makes_of_them() -> None:
     run_inside("test_cpu_lora.py")
+
+
+@pytest.mark.slow  # 15 s
+def test_a_common_beginning_passed_once_gives_the_same_outputs_and_gradients() -> None:
+    run_inside("test_shared_prefix.py")

@@ -272,6 +272,4 @@ def _deepspeed(job: Job) -> Path | None:
 
 
 def _plugins(job: Job, more: list[Path]) -> list[Path] | None:
-    """ZeRO on CPU needs its process group made before the model loads."""
-    needs_cpu = job.profile.on_cpu and (_world(job) > 1 or job.profile.hardware.deepspeed != "none")
-    return [*([CPU_PLUGIN] if needs_cpu else []), *more] or None
+    return [*([CPU_PLUGIN] if job.profile.on_cpu else []), *more] or None
