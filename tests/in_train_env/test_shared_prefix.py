@@ -71,7 +71,7 @@ def test_every_token_sees_what_it_saw_before_and_nothing_else(ends: list[list[in
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_and_gradients_are_the_same(kind: str, left: bool) -> None:
     plain, sharing = models(kind)
-    ids, attention = batch([begin + [2, 3, 4, 5], begin + [2, 7], begin, [*begin, 9, 9, 9, 9, 9, 9]], left)
+    ids, attention = batch([[*begin, 2, 3, 4, 5], [*begin, 2, 7], begin, [*begin, 9, 9, 9, 9, 9, 9]], left)
     for keep in (0, 8):
         outputs = []
         for model in (plain, sharing):
@@ -94,7 +94,7 @@ def test_without_padding_the_mask_may_be_missing() -> None:
 
 def test_what_is_no_training_pass_is_left_alone() -> None:
     plain, sharing = models("llama")
-    ids, attention = batch([begin + [2, 3], begin + [4]], left=True)
+    ids, attention = batch([[*begin, 2, 3], [*begin, 4]], left=True)
     kwargs: dict[str, Any] = {"attention_mask": attention, "max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
     assert torch.equal(sharing.generate(ids, **kwargs), plain.generate(ids, **kwargs))
     assert len(sharing(input_ids=ids, attention_mask=attention, output_hidden_states=True).hidden_states) == 4
@@ -112,7 +112,7 @@ def test_a_decoder_with_a_window_is_not_changed() -> None:
         Qwen3Config(
             **SIZES,
             attn_implementation="sdpa",
-            layer_types=["full_attention", "sliding_attention"] * 1 + ["full_attention"],
+            layer_types=["full_attention", "sliding_attention", "full_attention"],
         )
     )
     assert not share(model.get_decoder())
