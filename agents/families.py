@@ -89,8 +89,6 @@ def directory(fill: Fill) -> Parts:
 OPERATIONS: Final[tuple[tuple[str, str, Callable[[list[str]], list[str]]], ...]] = (
     ("Sort the lines of {0} into {1}.", "sort {0} > {1}", sorted),
     ("Reverse the order of the lines of {0} into {1}.", "tac {0} > {1}", lambda lines: lines[::-1]),
-    ("Write the first line of {0} into {1}.", "head -n 1 {0} > {1}", lambda lines: lines[:1]),
-    ("Write the last line of {0} into {1}.", "tail -n 1 {0} > {1}", lambda lines: lines[-1:]),
 )
 
 
@@ -132,7 +130,7 @@ def bugfix(fill: Fill) -> Parts:
 def run(fill: Fill) -> Parts:
     name, word, target = fill.word(), fill.word(), f"{fill.word()}.txt"
     return Parts(
-        f"Create {name}.py that prints {word}, run it and save its output in {target}.",
+        f"Run a new {name}.py that prints {word} and save its output in {target}.",
         f"{_prints(f'python3 {name}.py', word)} && {_prints(f'cat {target}', word)}",
         [_write(f"{name}.py", f"print('{word}')\n"), _bash(f"python3 {name}.py > {target}")],
     )
