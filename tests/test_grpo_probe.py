@@ -288,8 +288,8 @@ def test_a_profile_plays_only_the_first_tasks_it_asks_for() -> None:
 def test_local_sandboxes_let_a_probe_play_many_tasks_together_and_others_what_a_step_holds() -> None:
     laptop = load_profile("laptop", environ={})
     assert guard.at_once(laptop, queued=True) == guard.LOCAL
-    assert guard.at_once(laptop, queued=False) == 16, "by transformers it is one batch"
-    assert guard.at_once(load_profile("laptop", flags={"sandboxes.backend": "e2b"}, environ={}), queued=True) == 16
+    assert guard.at_once(laptop, queued=False) == 32, "by transformers it is one batch"
+    assert guard.at_once(load_profile("laptop", flags={"sandboxes.backend": "e2b"}, environ={}), queued=True) == 32
 
 
 def test_the_page_draws_probes_entropy_and_pass_rate_by_step(tmp_path: Path) -> None:
