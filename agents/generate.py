@@ -24,8 +24,8 @@ SHARES: Final[dict[Name, tuple[float, int]]] = {"train": (0.30, 0), "validation"
 LAPTOP: Final[dict[Name, int]] = {"train": 64, "validation": 48, "heldout": 192}
 SMOKE: Final[dict[Name, int]] = {"train": 4, "validation": 2, "heldout": 2}
 SEEDS: Final = {"laptop": 3, "smoke": 11}
-DEALS: Final[dict[Name, int]] = {"train": 0, "validation": 0, "heldout": 1}
-"""Raised for a split whose tasks were looked at while a recipe was tuned: its names and values are then dealt out anew."""
+DEALS: Final[dict[Name, str]] = {"train": "train", "validation": "validation", "heldout": "heldout/1"}
+"""What seeds a split beside its dataset's seed. Counted up where its tasks were looked at while a recipe was tuned: then it is dealt out anew."""
 
 WORDS: Final = tuple(Path(__file__).with_name("words.txt").read_text(encoding="utf-8").split())
 
@@ -47,12 +47,7 @@ def generate(seed: int, sizes: Mapping[Name, int], prefix: str = "") -> dict[Nam
     """`sizes[split]` tasks for each split, the families taking turns. The same seed and sizes give the same tasks."""
     dealt = pools(seed)
     return {
-        name: _split(
-            f"{prefix}{name}",
-            random.Random(f"{seed}/{name}" + f"/{DEALS[name]}" * bool(DEALS[name])),
-            *dealt[name],
-            size,
-        )
+        name: _split(f"{prefix}{name}", random.Random(f"{seed}/{DEALS[name]}"), *dealt[name], size)
         for name, size in sizes.items()
     }
 

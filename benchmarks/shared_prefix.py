@@ -35,7 +35,9 @@ def main() -> None:
     from training.shared_prefix import share
 
     base = AutoModelForCausalLM.from_pretrained(profile.model_path, dtype=torch.float32, attn_implementation="sdpa")
-    model = get_peft_model(base, LoraConfig(r=profile.lora.rank, lora_alpha=32, target_modules="all-linear"))
+    model = get_peft_model(
+        base, LoraConfig(r=profile.lora.rank, lora_alpha=profile.lora.alpha, target_modules="all-linear")
+    )
     decoder = base.get_decoder()
     whole = decoder.forward
     assert share(decoder)

@@ -25,6 +25,7 @@ from training.collapse import collapsed, falling, window
 from training.patching import expect, replace
 from training.probe import PROBES, VALIDATION_VARIABLE, best, notice, record, share
 from training.rollout import PROFILE_VARIABLE, ROLLOUTS
+from training.validation import probes
 
 PHASE: Final = "validation"
 """Name of a probe's seconds in training/clock.py."""
@@ -47,7 +48,7 @@ class Guard:
         self._suspected = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.probes, self.steps = self._shared([_stored(self.folder / PROBES), _groups(self.folder)])
+        self.probes, self.steps = self._shared([probes(self.folder), _groups(self.folder)])
         self._guard(state, control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -210,10 +211,6 @@ def _rows(template: Any, profile: Profile) -> list[dict[str, Any]]:
             f"{path}: {len(rows) - len(kept)} validation prompts cannot be used (limit {limit} tokens), first {named[0]}."
         )
     return rows
-
-
-def _stored(path: Path) -> list[dict[str, Any]]:
-    return read_jsonl(path) if path.is_file() else []
 
 
 def _groups(folder: Path) -> list[list[float]]:

@@ -40,7 +40,7 @@ def packed(ids: Any, attention: Any | None) -> Packed | None:
     real = torch.ones_like(ids, dtype=torch.bool) if attention is None else attention.bool()
     lengths = real.sum(1)
     starts = real.int().argmax(1)
-    steps = torch.arange(width, device=ids.device)
+    steps, row = torch.arange(width, device=ids.device), torch.arange(rows, device=ids.device)[:, None]
     own = steps - starts[:, None]  # position of each token in its row
     if rows < 2 or not bool((real == ((own >= 0) & (own < lengths[:, None]))).all()):
         return None  # one row, or padding between tokens
@@ -50,12 +50,10 @@ def packed(ids: Any, attention: Any | None) -> Packed | None:
     common = int(same.int().cumprod(0).sum())
     if (rows - 1) * common < LEAST:
         return None
-    kept = real & ((own >= common) | ((own >= 0) & (torch.arange(rows, device=ids.device)[:, None] == 0)))
-    places = (
-        kept.flatten().cumsum(0).view(rows, width) - 1
-    )  # of the kept ones; the first row's come first, beginning included
-    places = torch.where(real & (own < common), own, places).masked_fill(~real, 0)
-    owner = torch.where(own < common, -1, torch.arange(rows, device=ids.device)[:, None])[kept]
+    kept = real & ((own >= common) | (row == 0))  # the first row's come first, beginning included
+    places = kept.flatten().cumsum(0).view(rows, width) - 1
+    places = torch.where(own < common, own, places).masked_fill(~real, 0)
+    owner = torch.where(own < common, -1, row)[kept]
     positions = own[kept]
     mask = ((owner == -1)[None] | (owner[:, None] == owner[None])) & (positions[None] <= positions[:, None])
     return Packed(ids[kept][None], positions[None], mask[None, None], places)
@@ -95,12 +93,12 @@ def in_training() -> str:
 
 def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
     def forward(input_ids: Any = None, attention_mask: Any = None, position_ids: Any = None, **others: Any) -> Any:
-        other_use = any(others.get(name) is not None for name in ("past_key_values", "inputs_embeds")) or any(
+        plain = input_ids is not None and others.get("past_key_values") is None
+        plain = plain and not any(
             others.get(name) for name in ("use_cache", "output_hidden_states", "output_attentions")
         )
-        batch = None
-        if not other_use and (attention_mask is None or attention_mask.dim() == 2):
-            batch = packed(input_ids, attention_mask)
+        plain = plain and (attention_mask is None or attention_mask.dim() == 2)
+        batch = packed(input_ids, attention_mask) if plain else None
         if batch is None:
             return original(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **others)
         others["use_cache"] = False
