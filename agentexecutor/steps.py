@@ -156,14 +156,14 @@ def rl_prepare(
     from configs.run import Layout
     from training import grpo
 
-    chosen = effective(profile, {"collect.tasks": tasks, "paths.data": data_dir, "paths.output": output_dir})
+    chosen = effective(profile, {"grpo.tasks": tasks, "paths.data": data_dir, "paths.output": output_dir})
     target = (out or Layout(chosen).rl_rows).absolute()
     if dry_run:
-        rows = len(load_tasks(chosen.collect.tasks))
+        rows = len(load_tasks(chosen.rl_tasks))
         emit({"rows": rows, "out": str(target)}, as_json, f"would write {rows} prompts to {target}")
         return
     with running(chosen, as_json, forced(force, "rl-prepare")) as run:
-        show_result(grpo.prepare(run, chosen.collect.tasks, target), as_json)
+        show_result(grpo.prepare(run, chosen.rl_tasks, target), as_json)
 
 
 @app.command("rl-train")

@@ -32,8 +32,6 @@ class Fill:
 
     words: Iterator[str]
     numbers: Iterator[int]
-    index: int
-    """Place of the task within its family, for families with variants."""
 
     def word(self) -> str:
         return next(self.words)
@@ -73,7 +71,7 @@ def script(fill: Fill) -> Parts:
 def function(fill: Fill) -> Parts:
     name, function_name, number = fill.word(), fill.word(), fill.number()
     return Parts(
-        f"Create {name}.py with a function {function_name} that returns {number}.",
+        f"Define a function {function_name} that returns {number} in {name}.py.",
         _returns(name, function_name, number),
         [_write(f"{name}.py", f"def {function_name}():\n    return {number}\n")],
     )
@@ -82,14 +80,8 @@ def function(fill: Fill) -> Parts:
 def directory(fill: Fill) -> Parts:
     outer, inner = fill.word(), fill.word()
     return Parts(
-        f"Create the directory {outer}/{inner}.", f"test -d {outer}/{inner}", [_bash(f"mkdir -p {outer}/{inner}")]
+        f"Make the directory {outer}/{inner}.", f"test -d {outer}/{inner}", [_bash(f"mkdir -p {outer}/{inner}")]
     )
-
-
-OPERATIONS: Final[tuple[tuple[str, str, Callable[[list[str]], list[str]]], ...]] = (
-    ("Sort the lines of {0} into {1}.", "sort {0} > {1}", sorted),
-    ("Reverse the order of the lines of {0} into {1}.", "tac {0} > {1}", lambda lines: lines[::-1]),
-)
 
 
 def compute(fill: Fill) -> Parts:
@@ -97,11 +89,10 @@ def compute(fill: Fill) -> Parts:
     lines = [fill.word() for _ in range(4)]
     if lines == sorted(lines):
         lines.reverse()  # a sorted file would pass by being copied
-    ask, command, apply = OPERATIONS[fill.index % len(OPERATIONS)]
     return Parts(
-        ask.format(source, target),
-        _prints(f"cat {target}", "\n".join(apply(lines))),
-        [_bash(command.format(source, target))],
+        f"Sort the lines of {source} into {target}.",
+        _prints(f"cat {target}", "\n".join(sorted(lines))),
+        [_bash(f"sort {source} > {target}")],
         files={source: "".join(f"{line}\n" for line in lines)},
         protected=[source],
     )
@@ -110,10 +101,10 @@ def compute(fill: Fill) -> Parts:
 def edit(fill: Fill) -> Parts:
     file, name, old, new = f"{fill.word()}.txt", fill.word(), fill.word(), fill.word()
     return Parts(
-        f"Set color to {new} in {file} and keep the other line.",
-        _prints(f"cat {file}", f"name: {name}\ncolor: {new}"),
-        [_bash(f"cat {file}"), _write(file, f"name: {name}\ncolor: {new}\n")],
-        files={file: f"name: {name}\ncolor: {old}\n"},
+        f"Set tag to {new} in {file} and keep the other line.",
+        _prints(f"cat {file}", f"name: {name}\ntag: {new}"),
+        [_bash(f"cat {file}"), _write(file, f"name: {name}\ntag: {new}\n")],
+        files={file: f"name: {name}\ntag: {old}\n"},
     )
 
 
@@ -127,19 +118,10 @@ def bugfix(fill: Fill) -> Parts:
     )
 
 
-def run(fill: Fill) -> Parts:
-    name, word, target = fill.word(), fill.word(), f"{fill.word()}.txt"
-    return Parts(
-        f"Run a new {name}.py that prints {word} and save its output in {target}.",
-        f"{_prints(f'python3 {name}.py', word)} && {_prints(f'cat {target}', word)}",
-        [_write(f"{name}.py", f"print('{word}')\n"), _bash(f"python3 {name}.py > {target}")],
-    )
-
-
 def lookup(fill: Fill) -> Parts:
     source, name, word = f"{fill.word()}.txt", fill.word(), fill.word()
     return Parts(
-        f"Create {name}.py that prints the word in {source}.",
+        f"Read {source} and create {name}.py that prints its word.",
         _prints(f"python3 {name}.py", word),
         [_bash(f"cat {source}"), _write(f"{name}.py", f"print('{word}')\n")],
         files={source: f"{word}\n"},
@@ -147,6 +129,15 @@ def lookup(fill: Fill) -> Parts:
     )
 
 
+def run(fill: Fill) -> Parts:
+    name, word, target = fill.word(), fill.word(), f"{fill.word()}.txt"
+    return Parts(
+        f"Create {name}.py that prints {word} and run it into {target}.",
+        f"{_prints(f'python3 {name}.py', word)} && {_prints(f'cat {target}', word)}",
+        [_write(f"{name}.py", f"print('{word}')\n"), _bash(f"python3 {name}.py > {target}")],
+    )
+
+
 FAMILIES: Final[dict[str, Callable[[Fill], Parts]]] = {
-    family.__name__: family for family in (script, function, directory, compute, edit, bugfix, run, lookup)
+    family.__name__: family for family in (script, function, directory, compute, edit, bugfix, lookup, run)
 }

@@ -1,6 +1,6 @@
 """Seeded generator of the shipped tasks: `python -m agents.generate` writes datasets/{sample_tasks,laptop/*,smoke/*}.jsonl, the same bytes each time.
 
-The splits share no filling: words are dealt out from one shuffled list, and a number belongs to the split that its remainder by three names.
+The splits share no filling: words are dealt out from one shuffled list, and a number belongs to the split that its remainder by four names.
 """
 
 from __future__ import annotations
@@ -16,15 +16,20 @@ from configs.files import write_jsonl
 from configs.load import ROOT
 
 T = TypeVar("T")
-Name = Literal["train", "validation", "heldout"]
+Name = Literal["train", "rl", "validation", "heldout"]
 
-SHARES: Final[dict[Name, tuple[float, int]]] = {"train": (0.30, 0), "validation": (0.20, 1), "heldout": (0.50, 2)}
-"""Split → its share of the words, and the remainder by three of its numbers."""
+SHARES: Final[dict[Name, tuple[float, int]]] = {
+    "train": (0.25, 0),
+    "rl": (0.25, 1),
+    "validation": (0.15, 2),
+    "heldout": (0.35, 3),
+}
+"""Split → its share of the words, and the remainder by four of its numbers."""
 
-LAPTOP: Final[dict[Name, int]] = {"train": 64, "validation": 48, "heldout": 192}
+LAPTOP: Final[dict[Name, int]] = {"train": 64, "rl": 96, "validation": 48, "heldout": 192}
 SMOKE: Final[dict[Name, int]] = {"train": 4, "validation": 2, "heldout": 2}
 SEEDS: Final = {"laptop": 3, "smoke": 11}
-DEALS: Final[dict[Name, str]] = {"train": "train", "validation": "validation", "heldout": "heldout/1"}
+DEALS: Final[dict[Name, str]] = {"train": "train", "rl": "rl", "validation": "validation", "heldout": "heldout/1"}
 """What seeds a split beside its dataset's seed. Counted up where its tasks were looked at while a recipe was tuned: then it is dealt out anew."""
 
 WORDS: Final = tuple(Path(__file__).with_name("words.txt").read_text(encoding="utf-8").split())
@@ -38,7 +43,7 @@ def pools(seed: int) -> dict[Name, tuple[list[str], list[int]]]:
     start = 0
     for name, (share, remainder) in SHARES.items():
         end = start + int(share * len(words))
-        dealt[name] = (words[start:end], [n for n in range(10, 100) if n % 3 == remainder])
+        dealt[name] = (words[start:end], [n for n in range(10, 100) if n % 4 == remainder])
         start = end
     return dealt
 
@@ -58,7 +63,7 @@ def _split(prefix: str, rng: random.Random, words: list[str], numbers: list[int]
     tasks = []
     for place in range(size):
         family = names[place % len(names)]
-        parts = FAMILIES[family](Fill(word, number, place // len(names)))
+        parts = FAMILIES[family](Fill(word, number))
         tasks.append(as_task(f"{prefix}-{place:03d}-{family}", family, parts))
     return tasks
 

@@ -120,6 +120,9 @@ def load_profile(
         if value is not None:
             _set(raw, key, value)
             origin[key] = f"the command line ({key} = {value})"
+    given = {key for key, value in (flags or {}).items() if value is not None}
+    if "collect.tasks" in given and "grpo.tasks" not in given:
+        _set(raw, "grpo.tasks", None)
     profile = _validate(raw, file, origin)
     paths = {field: _absolute(getattr(profile.paths, field)) for field in type(profile.paths).model_fields}
     return profile.model_copy(
@@ -127,7 +130,10 @@ def load_profile(
             "paths": profile.paths.model_copy(update=paths),
             "collect": profile.collect.model_copy(update={"tasks": _absolute(profile.collect.tasks)}),
             "grpo": profile.grpo.model_copy(
-                update={"validation": profile.grpo.validation and _absolute(profile.grpo.validation)}
+                update={
+                    "tasks": profile.grpo.tasks and _absolute(profile.grpo.tasks),
+                    "validation": profile.grpo.validation and _absolute(profile.grpo.validation),
+                }
             ),
             "evaluate": profile.evaluate.model_copy(update={"tasks": _absolute(profile.evaluate.tasks)}),
         }

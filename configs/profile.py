@@ -167,6 +167,10 @@ class Rollout(Section):
 
 
 class Grpo(Section):
+    tasks: Path | None = None
+    """JSONL of the tasks whose prompts are played. None: `collect.tasks`, whose solutions the policy has already been shown by SFT. A `collect.tasks` given
+    on the command line takes the place of both."""
+
     epochs: float = Field(default=2, gt=0, le=10_000)
     """Passes over the prompts (EPOCHS)."""
 
@@ -295,6 +299,16 @@ class Profile(Section):
     def model_path(self) -> Path:
         """Folder of the base model's files."""
         return self.paths.models / self.model.folder
+
+    @property
+    def rl_tasks(self) -> Path:
+        """The tasks that GRPO plays."""
+        return self.grpo.tasks or self.collect.tasks
+
+    @property
+    def trained_tasks(self) -> tuple[Path, ...]:
+        """Every file of tasks that training sees."""
+        return tuple(dict.fromkeys((self.collect.tasks, self.rl_tasks)))
 
     @property
     def on_cpu(self) -> bool:

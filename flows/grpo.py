@@ -26,5 +26,5 @@ def grpo(
 
     with opened(profile, overrides, joined, force, sandboxes=True) as run:
         step, layout = Steps(run), Layout(run.profile)
-        rows = rows or step.rl_prepare(run.profile.collect.tasks, layout.rl_rows).outputs["rows"]
+        rows = rows or step.rl_prepare(run.profile.rl_tasks, layout.rl_rows).outputs["rows"]
         return step.grpo(rows, adapter or newest_adapter(layout.sft))

@@ -37,7 +37,7 @@ def pipeline(
         collected = step.collect(p.collect.tasks)
         exported = step.export(collected.outputs["trajectories"], p.evaluate.tasks, layout.sft_rows)
         tuned = step.sft(exported.outputs["rows"])
-        prepared = step.rl_prepare(p.collect.tasks, layout.rl_rows)
+        prepared = step.rl_prepare(p.rl_tasks, layout.rl_rows)
         reinforced = step.grpo(prepared.outputs["rows"], tuned.outputs["adapter"])
         adapters = {"sft": tuned.outputs["adapter"], "grpo": reinforced.outputs["adapter"]}
         evaluated = step.evaluate(p.evaluate.tasks, adapters)

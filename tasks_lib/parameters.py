@@ -105,7 +105,9 @@ def check_splits(profile: Profile) -> None:
     """Refuse broken task files and a task that is in two of the splits, before anything is paid for. Raises `UserError`."""
     from training.validation import refuse_known, validation_tasks
 
-    refuse_overlap(load_tasks(profile.collect.tasks), load_tasks(profile.evaluate.tasks))
+    heldout = load_tasks(profile.evaluate.tasks)
+    for trained in profile.trained_tasks:
+        refuse_overlap(load_tasks(trained), heldout)
     refuse_known(profile, validation_tasks(profile))
 
 

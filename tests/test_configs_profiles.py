@@ -42,6 +42,21 @@ def test_a_flag_beats_the_environment_which_beats_the_profile() -> None:
     )
 
 
+def test_grpo_plays_its_own_tasks_and_tasks_from_the_command_line_take_the_place_of_both(tmp_path: Path) -> None:
+    laptop, mine = load_profile("laptop", environ={}), tmp_path / "mine.jsonl"
+    assert [file.name for file in laptop.trained_tasks] == ["train.jsonl", "rl.jsonl"]
+    assert laptop.rl_tasks.is_absolute()
+    given = load_profile("laptop", environ={}, flags={"collect.tasks": str(mine)})
+    assert given.trained_tasks == (mine,)
+    assert load_profile("laptop", environ={}, flags={"grpo.tasks": str(mine)}).trained_tasks == (
+        laptop.collect.tasks,
+        mine,
+    )
+    stored = tmp_path / "profile.yaml"
+    stored.write_text(dump_profile(given))
+    assert load_profile(stored, environ={}) == given
+
+
 @pytest.mark.parametrize("text", ["", "0"])
 def test_empty_or_zero_omp_threads_become_one(text: str) -> None:
     assert load_profile("laptop", environ={"OMP_NUM_THREADS": text}).hardware.omp_threads == 1

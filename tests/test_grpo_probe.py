@@ -244,12 +244,12 @@ def task(name: str) -> Task:
 
 
 def test_validation_tasks_that_are_trained_on_or_held_out_are_refused_by_name(tmp_path: Path) -> None:
-    for split in ("train", "held"):
+    for split in ("train", "rl", "held"):
         write_jsonl(tmp_path / f"{split}.jsonl", [task(split).model_dump(mode="json")])
     profile = load_profile("smoke", flags=_paths(tmp_path), environ={})
     rows = tmp_path / "rows.jsonl"
     write_jsonl(rows, grpo.prompt_rows(profile, [task("other")]))
-    for name, split in {"other": "training", "train": "training", "held": "held-out"}.items():
+    for name, split in {"other": "training", "train": "training", "rl": "training", "held": "held-out"}.items():
         with pytest.raises(UserError, match=f"validation task '{name}' is also in the {split} split"):
             validation.inputs(profile, [task(name)], rows)
     assert set(validation.inputs(profile, [task("new")], rows)) == {"validation"}
@@ -260,7 +260,7 @@ def test_validation_tasks_that_are_trained_on_or_held_out_are_refused_by_name(tm
 
 
 def _paths(folder: Path) -> dict[str, str]:
-    names = {"collect.tasks": "train", "evaluate.tasks": "held", "grpo.validation": "validation"}
+    names = {"collect.tasks": "train", "grpo.tasks": "rl", "evaluate.tasks": "held", "grpo.validation": "validation"}
     return {key: str(folder / f"{name}.jsonl") for key, name in names.items()}
 
 

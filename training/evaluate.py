@@ -53,8 +53,8 @@ def evaluate(run: Run, tasks: Path, adapters: Mapping[str, Path]) -> StepResult:
     """
     profile = run.profile
     heldout = load_tasks(tasks)[: profile.evaluate.max_tasks]
-    if profile.collect.tasks.is_file():
-        refuse_overlap(load_tasks(profile.collect.tasks), heldout)
+    for trained in filter(Path.is_file, profile.trained_tasks):
+        refuse_overlap(load_tasks(trained), heldout)
     check_model(profile.model_path)
     for path in adapters.values():
         check_adapter(path, profile.model_path)

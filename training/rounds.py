@@ -24,7 +24,7 @@ def rounds(run: Run, start: Path, *, rounds: int, patience: int) -> dict[str, An
     its episodes are reused.
     """
     layout = Layout(run.profile)
-    prompts = prepare(run, run.profile.collect.tasks, layout.rl_rows).outputs["rows"]
+    prompts = prepare(run, run.profile.rl_tasks, layout.rl_rows).outputs["rows"]
     best: dict[str, Any] = {"round": 0, "adapter": str(start), "pass_rate": pass_rate(run, start)}
     history = [dict(best)]
     for number in range(1, rounds + 1):
