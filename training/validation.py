@@ -43,7 +43,10 @@ def refuse_known(profile: Profile, tasks: Sequence[Task], trained: Sequence[Task
     splits = [(list(trained), "training")]
     splits += [
         (load_tasks(file), name)
-        for file, name in (*((file, "training") for file in profile.trained_tasks), (profile.evaluate.tasks, "held-out"))
+        for file, name in (
+            *((file, "training") for file in profile.trained_tasks),
+            (profile.evaluate.tasks, "held-out"),
+        )
         if tasks and file.is_file()
     ]
     for split, name in splits:
